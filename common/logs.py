@@ -1,0 +1,45 @@
+"""structlog set-up of both services: one line an event, for people or as JSON. Prompts and outputs are never logged."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+def configure_logs(service: str, log_format: str = "console", log_level: str = "info") -> None:
+    """Set structlog and the standard library's logging to write to stderr in one shape.
+
+    `service` stands on every line. Bind a request with `structlog.contextvars.bind_contextvars(request_id=…)`.
+    """
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        lambda _logger, _name, event: {"service": service, **event},
+    ]
+    if log_format == "json":
+        last: list[Any] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    structlog.configure(
+        processors=[*shared, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log_level]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop_meta, *last]))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(_LEVELS[log_level], logging.WARNING))
+
+
+def _drop_meta(_logger: Any, _name: str, event: Any) -> Any:
+    event.pop("_record", None)
+    event.pop("_from_structlog", None)
+    return event

@@ -1,0 +1,80 @@
+"""Settings of a service: command-line flags over `GILIR_…` environment variables over a TOML file over defaults."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+CONFIG_VARIABLE = "GILIR_CONFIG"
+"""Names a TOML file; each service reads the table that carries its name."""
+
+
+class ServiceSettings(BaseSettings):
+    """Base of both services' settings. A field `max_num_seqs` is `--max-num-seqs` and `GILIR_MAX_NUM_SEQS`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="GILIR_",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        extra="forbid",
+    )
+    table: ClassVar[str] = ""
+    """The table of the TOML file that this service reads."""
+
+    log_format: Literal["console", "json"] = Field("console", description="log lines for people or for machines")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources: list[PydanticBaseSettingsSource] = [init_settings, env_settings]
+        path = os.environ.get(CONFIG_VARIABLE)
+        if path:
+            sources.append(_Table(settings_cls, path, cls.table))
+        return tuple(sources)
+
+    @classmethod
+    def from_command_line(cls, arguments: list[str] | None = None, prog: str | None = None) -> Self:
+        """Read all sources. Exits with status 2 and one plain line per mistake."""
+        try:
+            source: CliSettingsSource[Any] = CliSettingsSource(
+                cls, cli_parse_args=sys.argv[1:] if arguments is None else arguments, cli_prog_name=prog
+            )
+            return cls(_cli_settings_source=source)  # type: ignore[call-arg]
+        except ValidationError as error:
+            for item in error.errors():
+                name = "-".join(str(part) for part in item["loc"]).replace("_", "-")
+                print(f"error: --{name}: {item['msg']} (got {item['input']!r})", file=sys.stderr)
+        except (OSError, ValueError) as error:
+            print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+class _Table(TomlConfigSettingsSource):
+    """One table of the TOML file."""
+
+    def __init__(self, settings_cls: type[BaseSettings], path: str, table: str) -> None:
+        self._table = table
+        super().__init__(settings_cls, path)
+
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        content = super()._read_file(file_path)
+        table = content.get(self._table, {})
+        return {key.replace("-", "_"): value for key, value in table.items()}

@@ -1,0 +1,121 @@
+"""One codec for every message: a msgpack array `[kind, field, field, …]`, fields in the order of their declaration.
+
+Declaring a message:
+
+    @message(kind=17)
+    @dataclass(frozen=True, slots=True, eq=False)
+    class Leaving(Message):
+        epoch: Annotated[int, U64]
+
+The field table is built once, when the class is declared. Decoding checks the number of fields and each field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from common.wire.fields import FieldType, WireError
+
+__all__ = ["MAX_MESSAGE_BYTES", "PROTOCOL_VERSION", "Message", "Part", "WireError", "decode", "encode", "message"]
+
+PROTOCOL_VERSION = 1
+"""Raised with every incompatible change of a message. An executor of another version is refused at attach."""
+
+MAX_MESSAGE_BYTES = 256 << 20
+"""No message may be larger; sockets refuse larger frames before they are read (`ZMQ_MAXMSGSIZE`)."""
+
+_kinds: dict[int, type[Message]] = {}
+
+
+class Message:
+    """Base of all wire messages. Two are equal when their encodings are."""
+
+    __slots__ = ()
+    kind: ClassVar[int] = -1
+    wire_fields: ClassVar[tuple[tuple[str, FieldType], ...]] = ()
+
+    def check(self, path: str) -> None:
+        """Check what holds between fields. Raises `WireError`."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and isinstance(other, Message) and encode(self) == encode(other)
+
+    def __hash__(self) -> int:
+        return hash(encode(self))
+
+
+M = TypeVar("M", bound=Message)
+
+
+def message(kind: int) -> Callable[[type[M]], type[M]]:
+    """Register a dataclass as the message of this kind (kinds below 1 are parts of messages, never sent alone)."""
+
+    def register(cls: type[M]) -> type[M]:
+        hints = get_type_hints(cls, include_extras=True)
+        hints.pop("kind", None)
+        hints.pop("wire_fields", None)
+        table = []
+        for name, hint in hints.items():
+            if get_origin(hint) is not Annotated:
+                raise TypeError(f"{cls.__name__}.{name}: declare it as Annotated[type, FieldType]")
+            table.append((name, get_args(hint)[1]))
+        cls.kind, cls.wire_fields = kind, tuple(table)
+        if kind > 0 and _kinds.setdefault(kind, cls) is not cls:
+            raise TypeError(f"message kind {kind} declared twice")
+        return cls
+
+    return register
+
+
+class Part:
+    """Field type of a message inside a message."""
+
+    def __init__(self, cls: type[Message]) -> None:
+        self.cls = cls
+
+    def pack(self, value: Any) -> list[Any]:
+        return [field.pack(getattr(value, name)) for name, field in self.cls.wire_fields]
+
+    def unpack(self, raw: Any, path: str) -> Message:
+        return _build(self.cls, raw, path)
+
+
+def _build(cls: type[Message], raw: Any, path: str) -> Message:
+    table = cls.wire_fields
+    if type(raw) is not list or len(raw) != len(table):
+        raise WireError(f"{path}: expected an array of {len(table)} fields")
+    built = cls(*[field.unpack(v, f"{path}.{name}") for (name, field), v in zip(table, raw, strict=True)])
+    built.check(path)
+    return built
+
+
+def encode(value: Message) -> bytes:
+    """Encode a message. Raises `WireError` when a value cannot be carried."""
+    fields = [value.kind]
+    try:
+        for name, field in value.wire_fields:
+            fields.append(field.pack(getattr(value, name)))
+        return msgpack.packb(fields, use_bin_type=True)  # type: ignore[no-any-return]
+    except WireError as error:
+        raise WireError(f"{type(value).__name__}.{name}: {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"{type(value).__name__}: {error}") from error
+
+
+def decode(data: bytes) -> Message:
+    """Decode and check a message. Raises `WireError` on anything that is not exactly one known message."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise WireError(f"message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    try:
+        raw = msgpack.unpackb(data, raw=False, strict_map_key=True, use_list=True)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError(f"not msgpack: {type(error).__name__}") from error
+    if type(raw) is not list or not raw or type(raw[0]) is not int:
+        raise WireError("expected an array that starts with the kind of message")
+    cls = _kinds.get(raw[0])
+    if cls is None:
+        raise WireError(f"unknown kind of message {raw[0]}")
+    return _build(cls, raw[1:], cls.__name__)

@@ -1,0 +1,158 @@
+"""Messages between a frontend and the core. Kinds 20-29 come from the frontend, 30-39 from the core.
+
+A *stream* is one sequence as its frontend knows it: a number that this frontend gave and never uses twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.wire.codec import Message, Part, message
+from common.wire.executor import Int32s, LogprobColumns, ModelCard, SamplingParams, UInt16s, same_length
+from common.wire.fields import (
+    BOOL,
+    COUNT,
+    F64,
+    I32,
+    MAX_TOKENS,
+    MESSAGE,
+    NAME,
+    STREAMS,
+    TOKEN_IDS,
+    U32,
+    Column,
+    Int,
+    ListOf,
+    MapOf,
+    WireError,
+)
+
+UInt32s = NDArray[np.uint32]
+
+
+class EndReason(IntEnum):
+    """Why a stream ended."""
+
+    EOS = 1
+    STOP_TOKEN = 2
+    LENGTH = 3
+    ABORTED = 4
+    """The frontend or the supervisor asked for it."""
+    REJECTED = 5
+    """It can never be served (a client's mistake): HTTP 400."""
+    QUEUE_FULL = 6
+    """HTTP 429."""
+    NO_EXECUTOR = 7
+    """No executor came within the hold time: HTTP 503."""
+    FAILED = 8
+    """It failed on the executors: HTTP 500."""
+    SHUTDOWN = 9
+    """The service is stopping: HTTP 503."""
+
+
+@message(kind=20)
+@dataclass(frozen=True, slots=True, eq=False)
+class FrontendHello(Message):
+    """A frontend process is up; whatever an earlier one under its name had running is aborted."""
+
+    name: Annotated[str, NAME]
+
+
+@message(kind=21)
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit(Message):
+    """One request: `n` sequences over one prompt, as the streams `first_stream … first_stream + n - 1`.
+
+    Sequence i is sampled with the seed `(params.seed + i) mod 2**64`.
+    """
+
+    first_stream: Annotated[int, U32]
+    n: Annotated[int, Int(1, 128)]
+    request_id: Annotated[str, NAME]
+    model: Annotated[str, NAME]
+    prompt: Annotated[Int32s, TOKEN_IDS]
+    params: Annotated[SamplingParams, Part(SamplingParams)]
+    priority: Annotated[int, I32] = 0
+    """Lower runs earlier."""
+    tenant: Annotated[str, NAME] = ""
+
+    def check(self, path: str) -> None:
+        if not len(self.prompt):
+            raise WireError(f"{path}.prompt: is empty")
+        if self.first_stream + self.n > 1 << 32:
+            raise WireError(f"{path}.first_stream: too large for n streams")
+
+
+@message(kind=22)
+@dataclass(frozen=True, slots=True, eq=False)
+class Abort(Message):
+    """These streams are wanted no more. Unknown and ended ones are passed over. No `Ended` answers."""
+
+    streams: Annotated[UInt32s, STREAMS]
+
+
+@message(kind=30)
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens(Message):
+    """What one iteration brought for this frontend's streams, one token a stream."""
+
+    streams: Annotated[UInt32s, STREAMS]
+    tokens: Annotated[Int32s, TOKEN_IDS]
+    logprobs: Annotated[LogprobColumns, Part(LogprobColumns)] = field(default_factory=LogprobColumns)
+
+    def check(self, path: str) -> None:
+        same_length(path, streams=self.streams, tokens=self.tokens)
+
+
+@message(kind=31)
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptScores(Message):
+    """Prompt logprobs of one stream; see `PromptLogprobs`."""
+
+    stream: Annotated[int, U32]
+    start: Annotated[int, COUNT]
+    widths: Annotated[UInt16s, Column("u2", MAX_TOKENS)]
+    token_ids: Annotated[Int32s, TOKEN_IDS]
+    values: Annotated[NDArray[np.float32], Column("f4", MAX_TOKENS)]
+
+
+@message(kind=32)
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended(Message):
+    """A stream is over. Comes after the `Tokens` that hold its last token."""
+
+    stream: Annotated[int, U32]
+    reason: Annotated[int, Int(1, 9)]
+    """An `EndReason`."""
+    cached_tokens: Annotated[int, COUNT] = 0
+    """Prompt tokens that its first admission found in the prefix cache."""
+    message: Annotated[str, MESSAGE] = ""
+    retry_after_s: Annotated[int, COUNT] = 0
+
+
+@message(kind=33)
+@dataclass(frozen=True, slots=True, eq=False)
+class Serving(Message):
+    """The models that can be asked for now. Sent to a new frontend, and to all when it changes."""
+
+    models: Annotated[tuple[ModelCard, ...], ListOf(Part(ModelCard), 64)]
+    kv_capacity: Annotated[tuple[int, ...], ListOf(COUNT, 64)]
+    """For each model: tokens of KV in the largest lane's pool."""
+
+
+@message(kind=34)
+@dataclass(frozen=True, slots=True, eq=False)
+class Stats(Message):
+    """The core's beat, a few times a second and on a change of readiness; `/health` and `/metrics` live from it."""
+
+    ready: Annotated[bool, BOOL]
+    stopping: Annotated[bool, BOOL]
+    gauges: Annotated[dict[str, float], MapOf(F64, 4096)] = field(default_factory=dict)
+    counters: Annotated[dict[str, float], MapOf(F64, 4096)] = field(default_factory=dict)
+    histograms: Annotated[dict[str, tuple[float, ...]], MapOf(ListOf(F64, 256), 256)] = field(default_factory=dict)
+    """For each name: cumulative bucket counts in the order of the metric's bounds (the last is +Inf), then the sum."""
