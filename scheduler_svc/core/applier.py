@@ -1,0 +1,87 @@
+"""Takes the result of an iteration into a lane's columns: tokens, computed lengths, and who finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.wire import FinishCode, Result
+from scheduler_svc.core.lane import InFlight, Lane, LaneError
+from scheduler_svc.core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one acknowledged iteration brought."""
+
+    slots: NDArray[np.int64]
+    """Slots that sampled a token, in the order of the result's tokens."""
+    wanted: NDArray[np.bool_] | None
+    """Which of them still have a reader; None: all."""
+    finished: list[tuple[Sequence, FinishCode]]
+    first_tokens: list[Sequence]
+    """Sequences that got the first token of their answer."""
+
+
+def apply_result(lane: Lane, result: Result, now: float) -> tuple[InFlight, Applied]:
+    """Advance the lane by the acknowledged iteration; finished sequences still hold their slots when this returns.
+
+    Raises `LaneError`, and changes nothing, when the result cannot be the plan's outcome.
+    """
+    flight = lane.in_flight
+    if flight is None or flight.iteration != result.iteration:
+        raise LaneError(f"a result of iteration {result.iteration} was not awaited")
+    ends = [s for s, chunk in flight.prefills if int(lane.computed[s.slot]) + chunk == int(lane.length[s.slot])]
+    slots = flight.decodes.astype(np.int64)
+    if ends:
+        slots = np.concatenate([slots, np.array([s.slot for s in ends], np.int64)])
+    _check(lane, slots, result)
+    lane.in_flight = None
+    _advance_prefills(lane, flight, ends)
+    lengths = lane.length[slots]
+    lane.tokens[slots, lengths] = result.tokens
+    lane.length[slots] = lengths + 1
+    lane.computed[flight.decodes] += 1
+    first_tokens = [s for s in ends if int(lane.length[s.slot]) == s.prompt_length + 1]
+    finished = []
+    for row in np.flatnonzero(result.finish).tolist():
+        sequence = lane.occupant[slots[row]]
+        assert sequence is not None
+        if not sequence.aborted:
+            finished.append((sequence, FinishCode(int(result.finish[row]))))
+    wanted = None
+    if flight.deferred:
+        aborted = np.array([s.slot for s in flight.deferred], np.int64)
+        wanted = ~np.isin(slots, aborted)
+    return flight, Applied(slots, wanted, finished, [s for s in first_tokens if not s.aborted])
+
+
+def _check(lane: Lane, slots: NDArray[np.int64], result: Result) -> None:
+    if len(result.tokens) != len(slots):
+        raise LaneError(f"{len(result.tokens)} tokens for {len(slots)} rows")
+    if not len(slots):
+        return
+    if int(result.tokens.min()) < 0 or int(result.tokens.max()) >= lane.model.vocab_size:
+        raise LaneError("a token lies outside the vocabulary")
+    if int(result.finish.max()) > max(FinishCode):
+        raise LaneError("an unknown finish code")
+    full = lane.length[slots] + 1 >= lane.max_length[slots]
+    if np.any(full & (result.finish == FinishCode.CONTINUE)):
+        raise LaneError("a row went on past its length limit")
+
+
+def _advance_prefills(lane: Lane, flight: InFlight, ends: list[Sequence]) -> None:
+    for sequence, chunk in flight.prefills:
+        if sequence not in ends:
+            lane.computed[sequence.slot] += chunk
+            lane.publish(sequence)
+    if not ends:
+        return
+    for sequence in ends:
+        lane.computed[sequence.slot] = lane.length[sequence.slot]
+        lane.publish(sequence)
+        lane.prefilling.remove(sequence)
+        sequence.prefilling = False
+    lane.decoding = np.concatenate([lane.decoding, np.array([s.slot for s in ends], np.uint16)])

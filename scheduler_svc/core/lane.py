@@ -1,0 +1,207 @@
+"""The scheduler's state for one attached executor: seats, columns by slot, block pool, and the iteration in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.wire import Limits, ModelCard, NewSequence
+from scheduler_svc.core.block_pool import BlockPool, extend_hashes
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.sequence import Sequence, State
+
+
+class LaneError(Exception):
+    """The executor answered something that cannot follow from its plan; its epoch must end."""
+
+
+@dataclass(slots=True)
+class InFlight:
+    """What was planned and is not yet acknowledged."""
+
+    iteration: int
+    decodes: NDArray[np.uint16]
+    prefills: list[tuple[Sequence, int]]
+    """Sequence and chunk length, in plan order."""
+    planned_at: float
+    num_tokens: int
+    deferred: list[Sequence] = field(default_factory=list)
+    """Aborted meanwhile; their slots and blocks are given up at the acknowledgement (the fence)."""
+
+
+@dataclass(slots=True)
+class PlanChanges:
+    """What the next plan has to tell the executor beside the work itself."""
+
+    new: list[NewSequence] = field(default_factory=list)
+    freed: list[int] = field(default_factory=list)
+    appended_slots: list[int] = field(default_factory=list)
+    appended_blocks: list[int] = field(default_factory=list)
+
+    def forget(self, slot: int) -> None:
+        """A slot is given up before the plan that would have told of it: tell neither."""
+        self.new = [item for item in self.new if item.slot != slot]
+        kept = [i for i, s in enumerate(self.appended_slots) if s != slot]
+        self.appended_slots = [self.appended_slots[i] for i in kept]
+        self.appended_blocks = [self.appended_blocks[i] for i in kept]
+
+
+class Lane:
+    """State of one attachment (epoch) of one executor. Numpy columns are indexed by slot."""
+
+    def __init__(self, epoch: int, name: str, model: ModelCard, limits: Limits, config: SchedulerConfig) -> None:
+        self.epoch, self.name, self.model, self.limits, self.config = epoch, name, model, limits, config
+        self.block_size = limits.block_size
+        self.token_budget = min(config.max_num_batched_tokens, limits.max_num_batched_tokens)
+        # A decode takes one token of the budget, so more seats than budget could not all run.
+        self.seats = min(config.max_num_seqs, limits.max_num_seqs, self.token_budget)
+        self.pool = BlockPool(limits.num_blocks)
+        self.watermark_blocks = int(config.watermark * limits.num_blocks)
+        self.draining = False
+        self.iteration = 0
+        self.in_flight: InFlight | None = None
+        self.changes = PlanChanges()
+        max_blocks = -(-model.max_model_len // self.block_size)
+        # np.zeros commits memory as rows are touched, so long contexts cost nothing until they are used.
+        self.tokens = np.zeros((self.seats, model.max_model_len + 1), np.int32)
+        self.blocks = np.zeros((self.seats, max_blocks), np.int32)
+        self.length = np.zeros(self.seats, np.int32)
+        """Known tokens."""
+        self.computed = np.zeros(self.seats, np.int32)
+        """Tokens whose KV is written and acknowledged."""
+        self.max_length = np.zeros(self.seats, np.int32)
+        self.num_blocks = np.zeros(self.seats, np.int32)
+        self.owner = np.zeros(self.seats, np.int32)
+        self.stream = np.zeros(self.seats, np.uint32)
+        self.last_token_at = np.zeros(self.seats, np.float64)
+        self.generation = np.zeros(self.seats, np.uint32)
+        self.occupant: list[Sequence | None] = [None] * self.seats
+        self.free_slots = list(range(self.seats - 1, -1, -1))
+        self.decoding = np.empty(0, np.uint16)
+        """Slots whose only uncomputed token is their last one."""
+        self.prefilling: list[Sequence] = []
+
+    @property
+    def num_running(self) -> int:
+        return self.seats - len(self.free_slots)
+
+    @property
+    def hash_key(self) -> bytes:
+        return self.model.fingerprint
+
+    def running(self) -> list[Sequence]:
+        return [sequence for sequence in self.occupant if sequence is not None]
+
+    def table(self, slot: int) -> list[int]:
+        """Block table of a slot, as a list."""
+        table: list[int] = self.blocks[slot, : self.num_blocks[slot]].tolist()
+        return table
+
+    def prefix_hit(self, sequence: Sequence) -> list[int]:
+        """Cached blocks that a waiting sequence could start from; at least its last token is left to compute."""
+        if not self.config.prefix_caching or sequence.params.prompt_logprobs >= 0:
+            return []
+        count = (len(sequence.tokens) - 1) // self.block_size
+        self._extend_hashes(sequence, sequence.tokens, count)
+        return self.pool.lookup(sequence.hashes[:count])
+
+    def _extend_hashes(self, sequence: Sequence, tokens: NDArray[np.int32], count: int) -> None:
+        key = self.hash_key + self.block_size.to_bytes(4, "little")
+        if sequence.hash_key != key:
+            sequence.hash_key, sequence.hashes = key, []
+        extend_hashes(sequence.hashes, tokens, self.block_size, key, count)
+
+    def admit(self, sequence: Sequence, hit: list[int]) -> None:
+        """Seat a waiting sequence with blocks for all its known tokens, the first of them shared from the cache."""
+        slot = self.free_slots.pop()
+        count = len(sequence.tokens)
+        self.pool.share(hit)
+        table = hit + self.pool.allocate(-(-count // self.block_size) - len(hit))
+        sequence.state, sequence.lane, sequence.slot, sequence.prefilling = State.RUNNING, self, slot, True
+        self.occupant[slot] = sequence
+        self.generation[slot] += 1
+        self.tokens[slot, :count] = sequence.tokens
+        self.blocks[slot, : len(table)] = table
+        self.num_blocks[slot] = len(table)
+        self.length[slot] = count
+        self.computed[slot] = len(hit) * self.block_size
+        self.max_length[slot] = min(sequence.max_length, self.model.max_model_len)
+        self.owner[slot], self.stream[slot] = sequence.owner, sequence.stream
+        self.prefilling.append(sequence)
+        self.changes.new.append(
+            NewSequence(
+                slot=slot,
+                generation=int(self.generation[slot]),
+                tokens=sequence.tokens,
+                prompt_length=sequence.prompt_length,
+                computed=int(self.computed[slot]),
+                blocks=self.blocks[slot, : len(table)].copy(),
+                params=sequence.params,
+            )
+        )
+
+    def append_block(self, slot: int) -> None:
+        """Give a slot one more block."""
+        (block,) = self.pool.allocate(1)
+        self.blocks[slot, self.num_blocks[slot]] = block
+        self.num_blocks[slot] += 1
+        self.changes.appended_slots.append(slot)
+        self.changes.appended_blocks.append(block)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Make the full blocks that are computed and acknowledged findable by later sequences."""
+        if not self.config.prefix_caching:
+            return
+        slot = sequence.slot
+        count = int(self.computed[slot]) // self.block_size
+        self._extend_hashes(sequence, self.tokens[slot], count)
+        for block, digest in zip(self.blocks[slot, :count].tolist(), sequence.hashes[:count], strict=True):
+            self.pool.publish(block, digest)
+
+    def release(self, sequence: Sequence) -> None:
+        """Give up a sequence's slot and blocks. Nothing may be in flight that writes them.
+
+        Its known tokens go back into the sequence; its computed blocks stay findable until they are evicted.
+        """
+        slot = sequence.slot
+        assert self.in_flight is None and self.occupant[slot] is sequence
+        self.publish(sequence)
+        sequence.tokens = self.tokens[slot, : self.length[slot]].copy()
+        self.pool.release(self.table(slot))
+        self.leave_slot(sequence)
+        self.free_slots.append(slot)
+        told = all(item.slot != slot for item in self.changes.new)
+        self.changes.forget(slot)
+        if told:
+            self.changes.freed.append(slot)
+
+    def leave_slot(self, sequence: Sequence) -> None:
+        """Take a sequence out of the running set."""
+        slot = sequence.slot
+        self.occupant[slot] = None
+        if sequence.prefilling:
+            self.prefilling.remove(sequence)
+        else:
+            self.decoding = self.decoding[self.decoding != slot]
+        sequence.lane, sequence.slot, sequence.prefilling = None, -1, False
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless the columns, the pool and the running set agree."""
+        slots = [slot for slot, sequence in enumerate(self.occupant) if sequence is not None]
+        assert sorted(slots + self.free_slots) == list(range(self.seats)), "slots: each occupied or free"
+        self.pool.check_invariants(self.table(slot) for slot in slots)
+        decoding = {int(slot) for slot in self.decoding}
+        prefilling = {sequence.slot for sequence in self.prefilling}
+        assert len(decoding) == len(self.decoding) and not decoding & prefilling
+        assert decoding | prefilling == set(slots), "running: each decoding or prefilling"
+        for slot in slots:
+            sequence = self.occupant[slot]
+            assert sequence is not None and sequence.state is State.RUNNING
+            assert sequence.lane is self and sequence.slot == slot
+            computed, length = int(self.computed[slot]), int(self.length[slot])
+            assert computed < length <= int(self.max_length[slot]), "order: a token is computed after it is known"
+            assert int(self.num_blocks[slot]) * self.block_size >= computed
+            if slot in decoding:
+                assert computed == length - 1

@@ -1,0 +1,334 @@
+"""The scheduler: a handful of verbs on queues and lanes. Pure: no I/O, no clock, no randomness.
+
+`submit`, `abort`, `attach`, `detach`, `plan`, `apply`, `expire`. What frontends must be told gathers in `outbox`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit
+from common.wire.codec import Message
+from scheduler_svc.core.applier import apply_result
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.counters import Counters
+from scheduler_svc.core.lane import InFlight, Lane
+from scheduler_svc.core.planner import Planner
+from scheduler_svc.core.reporting import prompt_scores, token_messages
+from scheduler_svc.core.sequence import Sequence, State, WaitReason
+from scheduler_svc.core.waiting_queue import ModelQueue
+
+
+class AttachError(Exception):
+    """An executor does not fit beside those already attached."""
+
+
+class Scheduler:
+    """All scheduling state of one scheduler service."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.counters = Counters()
+        self.lanes: dict[int, Lane] = {}
+        """By epoch."""
+        self.queues: dict[str, ModelQueue] = {}
+        """By model name; a model stays known when its last executor has gone."""
+        self.outbox: list[tuple[int, Message]] = []
+        """(frontend, message) in the order in which they must be sent."""
+        self.live: dict[tuple[int, int], Sequence] = {}
+        """Every accepted sequence that has not ended, by (frontend, stream)."""
+        self._vacant_since: dict[str, float] = {}
+        """Since when a known model has had no lane."""
+        self._num_submitted = 0
+        self._last_epoch = 0
+        self._mean_gap_s = 1.0
+        """Smoothed seconds between two endings."""
+        self._last_ended_at = 0.0
+
+    # --- requests ---
+
+    def submit(self, owner: int, request: Submit, now: float) -> None:
+        """Accept the `n` sequences of a request, or end each with the reason why not."""
+        streams = range(request.first_stream, request.first_stream + request.n)
+        refusal = self._refusal(owner, request, now)
+        if refusal is not None:
+            self.counters.ended[EndReason(refusal.reason).name] += request.n
+            self.outbox.extend((owner, replace(refusal, stream=stream)) for stream in streams)
+            return
+        prompt = np.array(request.prompt, np.int32)
+        for i, stream in enumerate(streams):
+            seed = (request.params.seed + i) % (1 << 64)
+            sequence = Sequence(
+                owner=owner,
+                stream=stream,
+                request_id=request.request_id,
+                model=request.model,
+                params=replace(request.params, seed=seed) if i else request.params,
+                priority=request.priority,
+                number=self._num_submitted,
+                arrived=now,
+                tokens=prompt,
+                prompt_length=len(prompt),
+                tenant=request.tenant,
+            )
+            self._num_submitted += 1
+            self.live[owner, stream] = sequence
+            self.queues[request.model].add(sequence)
+
+    def _refusal(self, owner: int, request: Submit, now: float) -> Ended | None:
+        """The answer to a request that cannot be accepted."""
+        queue, lanes = self.queues.get(request.model), self.lanes_of(request.model)
+        if queue is None or (not lanes and now - self._vacant_since[request.model] >= self.config.hold_s):
+            return Ended(0, EndReason.NO_EXECUTOR, message=f"no executor serves the model {request.model!r}")
+        if any((owner, request.first_stream + i) in self.live for i in range(request.n)):
+            return Ended(0, EndReason.REJECTED, message="the stream number is in use")
+        if sum(len(waiting) for waiting in self.queues.values()) + request.n > self.config.max_waiting:
+            wait = min(120, max(1, math.ceil(len(queue) * self._mean_gap_s)))
+            return Ended(0, EndReason.QUEUE_FULL, message="the queue is full", retry_after_s=wait)
+        for lane in lanes:
+            return self._misfit(request, lane.model, max(self._kv_tokens(other) for other in lanes))
+        return None
+
+    def _misfit(self, request: Submit, model: ModelCard, kv_tokens: int) -> Ended | None:
+        length = len(request.prompt) + request.params.max_tokens
+        text = ""
+        if length > model.max_model_len:
+            text = f"prompt and max_tokens make {length} tokens, the model's context holds {model.max_model_len}"
+        elif length - 1 > kv_tokens:
+            text = f"prompt and max_tokens need KV for {length - 1} tokens, the largest pool holds {kv_tokens}"
+        elif int(request.prompt.min()) < 0 or int(request.prompt.max()) >= model.vocab_size:
+            text = "a prompt token lies outside the vocabulary"
+        elif request.params.max_tokens < 1:
+            text = "max_tokens must be at least 1"
+        return Ended(0, EndReason.REJECTED, message=text) if text else None
+
+    @staticmethod
+    def _kv_tokens(lane: Lane) -> int:
+        return lane.limits.num_blocks * lane.block_size
+
+    def abort(self, owner: int, streams: Iterable[int]) -> None:
+        """Drop these streams. Unknown and ended ones are passed over."""
+        for stream in streams:
+            sequence = self.live.get((owner, stream))
+            if sequence is not None:
+                self._drop(sequence)
+
+    def abort_owner(self, owner: int) -> None:
+        """Drop all streams of a frontend."""
+        self.abort(owner, [stream for frontend, stream in self.live if frontend == owner])
+
+    def _drop(self, sequence: Sequence) -> None:
+        del self.live[sequence.owner, sequence.stream]
+        self.counters.ended[EndReason.ABORTED.name] += 1
+        lane = sequence.lane
+        if lane is None:
+            self.queues[sequence.model].remove(sequence)
+            sequence.state = State.FINISHED
+        elif lane.in_flight is not None:
+            # The fence: the iteration in flight may still write its blocks.
+            sequence.aborted = True
+            lane.in_flight.deferred.append(sequence)
+        else:
+            lane.release(sequence)
+            sequence.state = State.FINISHED
+
+    def end_all(self, reason: EndReason, message: str) -> None:
+        """End every live sequence, at shutdown."""
+        for sequence in list(self.live.values()):
+            self._end(sequence, reason, message)
+
+    # --- lanes ---
+
+    def lanes_of(self, model: str) -> list[Lane]:
+        return [lane for lane in self.lanes.values() if lane.model.name == model]
+
+    def attach(self, name: str, model: ModelCard, limits: Limits) -> Lane:
+        """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit."""
+        for lane in self.lanes_of(model.name):
+            self._check_alike(lane, model, limits)
+        self._last_epoch += 1
+        lane = Lane(self._last_epoch, name, model, limits, self.config)
+        self.lanes[lane.epoch] = lane
+        self._vacant_since.pop(model.name, None)
+        queue = self.queues.setdefault(model.name, ModelQueue(self.config.long_threshold()))
+        for sequence in list(queue):
+            self._refit(sequence, lane)
+        return lane
+
+    @staticmethod
+    def _check_alike(lane: Lane, model: ModelCard, limits: Limits) -> None:
+        mine, other = lane.model, model
+        for field, one, two in (
+            ("weights or dtype (the fingerprint)", mine.fingerprint, other.fingerprint),
+            ("vocab_size", mine.vocab_size, other.vocab_size),
+            ("max_model_len", mine.max_model_len, other.max_model_len),
+            ("block_size", lane.block_size, limits.block_size),
+        ):
+            if one != two:
+                raise AttachError(f"model {mine.name!r} is served by {lane.name!r} with another {field}")
+
+    def _refit(self, sequence: Sequence, lane: Lane) -> None:
+        """End a waiting sequence that the newly attached model cannot go on with."""
+        if sequence.num_generated and sequence.fingerprint != lane.model.fingerprint:
+            self._end(sequence, EndReason.FAILED, "the model was replaced while the answer was being written")
+        elif sequence.max_length > lane.model.max_model_len or int(sequence.tokens.max()) >= lane.model.vocab_size:
+            self._end(sequence, EndReason.FAILED, "the model was replaced by one that cannot hold this request")
+
+    def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
+        """Close a lane. Its sequences wait again with their tokens; `guilty` slots end with an error."""
+        del self.lanes[lane.epoch]
+        flight, lane.in_flight = lane.in_flight, None
+        blamed = {lane.occupant[slot] for slot in guilty if slot < lane.seats}
+        members = self._members(lane, flight)
+        for sequence in lane.running():
+            lane.release(sequence)
+            sequence.state = State.WAITING
+            if sequence.aborted:
+                sequence.state = State.FINISHED
+                continue
+            sequence.strikes += sequence in members
+            self.queues[sequence.model].add(sequence)
+            if sequence in blamed:
+                self._end(sequence, EndReason.FAILED, reason or "the executor refused this sequence")
+            elif sequence.strikes >= self.config.max_strikes:
+                self._end(sequence, EndReason.FAILED, f"every executor that ran it failed; last: {reason}")
+        self.counters.lanes_lost += 1
+        self._after_detach(lane.model.name, now)
+
+    @staticmethod
+    def _members(lane: Lane, flight: InFlight | None) -> set[Sequence]:
+        """Who was in the iteration that was lost."""
+        if flight is None:
+            return set()
+        rows = {lane.occupant[slot] for slot in flight.decodes.tolist()}
+        return {sequence for sequence in rows if sequence is not None} | {s for s, _ in flight.prefills}
+
+    def _after_detach(self, model: str, now: float) -> None:
+        lanes = self.lanes_of(model)
+        if not lanes:
+            self._vacant_since[model] = now
+            return
+        kv_tokens = max(self._kv_tokens(lane) for lane in lanes)
+        for sequence in list(self.queues[model]):
+            if sequence.max_length - 1 > kv_tokens:
+                self._end(sequence, EndReason.FAILED, "no executor that is left has room for this request")
+
+    def drain(self, lane: Lane) -> None:
+        """Give a lane no new sequence; move its own where another lane serves the model, else let them finish."""
+        lane.draining = True
+        others = [other for other in self.lanes_of(lane.model.name) if not other.draining]
+        if lane.in_flight is None and others:
+            for sequence in lane.running():
+                lane.release(sequence)
+                sequence.state = State.WAITING
+                self.queues[sequence.model].add(sequence)
+
+    def expire(self, now: float) -> float | None:
+        """End what has waited out the hold time. Returns when to call again, or None."""
+        due = None
+        for model, since in self._vacant_since.items():
+            until = since + self.config.hold_s
+            if now < until:
+                due = until if due is None else min(due, until)
+                continue
+            for sequence in list(self.queues[model]):
+                text = f"no executor came for the model {model!r} within {self.config.hold_s:g} s"
+                self._end(sequence, EndReason.NO_EXECUTOR, text)
+        return due
+
+    # --- iterations ---
+
+    def plan(self, lane: Lane, now: float) -> Plan | None:
+        """The lane's next iteration, or None when it has nothing to run. The lane must be idle."""
+        queue = self.queues[lane.model.name]
+        if lane.draining:
+            self.drain(lane)
+        return Planner(lane, queue, self.counters, now).build(may_admit=self._may_admit(lane))
+
+    def _may_admit(self, lane: Lane) -> bool:
+        """New sequences go to the lane that runs fewest; another one with a free seat that is emptier comes first."""
+        if lane.draining:
+            return False
+        others = [other for other in self.lanes_of(lane.model.name) if other is not lane and not other.draining]
+        return all(lane.num_running <= other.num_running or not other.free_slots for other in others)
+
+    def apply(self, lane: Lane, result: Result, now: float) -> None:
+        """Take an iteration's outcome. Raises `LaneError` when it cannot be one; then `detach` the lane."""
+        flight, applied = apply_result(lane, result, now)
+        for sequence in applied.first_tokens:
+            sequence.first_token = now
+            sequence.fingerprint = lane.model.fingerprint
+            self.counters.time_to_first_token.observe(now - sequence.arrived)
+            self.counters.prompt_tokens += sequence.prompt_length
+        self._count(lane, flight, len(applied.slots), now)
+        self.outbox.extend(token_messages(lane, result, applied))
+        self.outbox.extend(prompt_scores(lane, result))
+        for sequence, code in applied.finished:
+            self.counters.e2e_latency.observe(now - sequence.arrived)
+            self._end(sequence, EndReason(code))
+        for sequence in flight.deferred:
+            lane.release(sequence)
+            sequence.state = State.FINISHED
+        if applied.finished:
+            self._note_drain_rate(len(applied.finished), now)
+
+    def _count(self, lane: Lane, flight: InFlight, num_tokens: int, now: float) -> None:
+        counters, decodes = self.counters, flight.decodes
+        counters.iterations += 1
+        counters.generation_tokens += num_tokens
+        counters.iteration_tokens.observe(flight.num_tokens)
+        if len(decodes):
+            counters.inter_token_latency.observe_all(now - lane.last_token_at[decodes])
+            lane.last_token_at[decodes] = now
+        for sequence, _ in flight.prefills:
+            sequence.strikes = 0
+            lane.last_token_at[sequence.slot] = now
+
+    def _note_drain_rate(self, count: int, now: float) -> None:
+        gap = (now - self._last_ended_at) / count
+        self._last_ended_at = now
+        self._mean_gap_s += 0.1 * (min(gap, 60.0) - self._mean_gap_s)
+
+    def _end(self, sequence: Sequence, reason: EndReason, message: str = "") -> None:
+        """A live sequence is over: free what it holds and tell its frontend."""
+        if sequence.lane is not None:
+            if sequence.lane.in_flight is not None:
+                sequence.aborted = True
+                sequence.lane.in_flight.deferred.append(sequence)
+            else:
+                sequence.lane.release(sequence)
+                sequence.state = State.FINISHED
+        else:
+            self.queues[sequence.model].remove(sequence)
+            sequence.state = State.FINISHED
+        del self.live[sequence.owner, sequence.stream]
+        self.counters.ended[reason.name] += 1
+        cached = max(sequence.cached_tokens, 0)
+        self.outbox.append((sequence.owner, Ended(sequence.stream, reason, cached, message)))
+
+    # --- questions ---
+
+    def why(self, sequence: Sequence) -> WaitReason:
+        """Why a live sequence is not in an iteration now; NONE when it runs."""
+        if sequence.state is not State.WAITING:
+            return WaitReason.NONE
+        if not self.lanes_of(sequence.model):
+            return WaitReason.NO_EXECUTOR
+        queue = self.queues[sequence.model]
+        return queue.blocked_by if queue.head() is sequence else WaitReason.POLICY
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless membership, limits and conservation hold (DESIGN section 4)."""
+        for lane in self.lanes.values():
+            lane.check_invariants()
+        waiting = [s for queue in self.queues.values() for s in queue]
+        running = [s for lane in self.lanes.values() for s in lane.running()]
+        assert all(s.state is State.WAITING and s.lane is None for s in waiting)
+        assert len({id(s) for s in waiting + running}) == len(waiting) + len(running), "a sequence in two places"
+        live = {id(s) for s in self.live.values()}
+        fenced = {id(s) for s in running if s.aborted}
+        assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"

@@ -1,0 +1,89 @@
+"""One generation stream and where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.wire import SamplingParams
+
+if TYPE_CHECKING:
+    from scheduler_svc.core.lane import Lane
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class WaitReason(Enum):
+    """Why a runnable sequence is not in an iteration."""
+
+    NONE = "none"
+    SEATS = "seats"
+    TOKEN_BUDGET = "token_budget"
+    KV_BLOCKS = "kv_blocks"
+    POLICY = "policy"
+    NO_EXECUTOR = "no_executor"
+    PAUSED = "paused"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """State that outlives a lane. While it runs, its tokens and block table live in the lane's columns."""
+
+    owner: int
+    """The frontend that asked for it."""
+    stream: int
+    """That frontend's number for it."""
+    request_id: str
+    model: str
+    params: SamplingParams
+    priority: int
+    number: int
+    """Arrival order over all sequences."""
+    arrived: float
+    tokens: NDArray[np.int32]
+    """Known tokens as of the last time it waited: the prompt, then what was generated."""
+    prompt_length: int
+    tenant: str = ""
+    state: State = State.WAITING
+    lane: Lane | None = None
+    slot: int = -1
+    aborted: bool = False
+    """Wanted no more, but an iteration in flight may still write its blocks."""
+    prefilling: bool = False
+    is_long: bool = False
+    """Its prefill is longer than the threshold: others pass it, see the planner."""
+    hashes: list[bytes] = field(default_factory=list)
+    """Chained hashes of its full blocks, as far as they were needed."""
+    hash_key: bytes = b""
+    """What the hashes are chained under; another model's lane starts them anew."""
+    fingerprint: bytes = b""
+    """The model that wrote its generated tokens; empty while there are none."""
+    cached_tokens: int = -1
+    """Prompt tokens found in the prefix cache at its first admission; -1 before."""
+    admitted: float = -1.0
+    first_token: float = -1.0
+    num_preemptions: int = 0
+    strikes: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Order of service: priority class (lower first), then arrival. Victims are taken from the other end."""
+        return (self.priority, self.number)
+
+    @property
+    def num_generated(self) -> int:
+        length = len(self.tokens) if self.lane is None else int(self.lane.length[self.slot])
+        return length - self.prompt_length
+
+    @property
+    def max_length(self) -> int:
+        """Tokens it can have when it ends; the last one needs no KV."""
+        return self.prompt_length + self.params.max_tokens

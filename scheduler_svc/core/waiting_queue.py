@@ -1,0 +1,83 @@
+"""Sequences that wait, in the order of their keys."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from scheduler_svc.core.sequence import Sequence, State, WaitReason
+
+_Entry = tuple[int, int, Sequence]
+
+
+class WaitingQueue:
+    """A heap by `Sequence.key`; add and pop are O(log n), removal is lazy.
+
+    A sequence that leaves by abort is skipped when its entry surfaces. Keys do not change while waiting.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[_Entry] = []
+        self._members: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All waiting sequences, in no particular order."""
+        return (entry[2] for entry in self._heap if entry[1] in self._members)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.number in self._members
+
+    def add(self, sequence: Sequence) -> None:
+        assert sequence.state is State.WAITING and sequence.number not in self._members
+        self._members.add(sequence.number)
+        heapq.heappush(self._heap, (*sequence.key, sequence))
+
+    def head(self) -> Sequence | None:
+        """The next sequence, or None."""
+        while self._heap and self._heap[0][1] not in self._members:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out a member, wherever it stands."""
+        self._members.remove(sequence.number)
+        if self._heap and self._heap[0][2] is sequence:
+            heapq.heappop(self._heap)
+        elif len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
+            self._heap = [entry for entry in self._heap if entry[1] in self._members]
+            heapq.heapify(self._heap)
+
+
+class ModelQueue:
+    """The waiting sequences of one model: long prompts apart, so that short ones can pass a long prefill."""
+
+    def __init__(self, long_threshold: int) -> None:
+        self._long_threshold = long_threshold
+        self.short, self.long = WaitingQueue(), WaitingQueue()
+        self.blocked_by = WaitReason.NONE
+        """What stopped the last admission that failed."""
+
+    def __len__(self) -> int:
+        return len(self.short) + len(self.long)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.short
+        yield from self.long
+
+    def add(self, sequence: Sequence) -> None:
+        sequence.is_long = len(sequence.tokens) > self._long_threshold
+        self._part(sequence).add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        self._part(sequence).remove(sequence)
+
+    def head(self, *, allow_long: bool = True) -> Sequence | None:
+        """The next sequence by key; only among the short ones where a long prefill is under way."""
+        heads = [self.short.head(), self.long.head() if allow_long else None]
+        return min((h for h in heads if h is not None), key=lambda sequence: sequence.key, default=None)
+
+    def _part(self, sequence: Sequence) -> WaitingQueue:
+        return self.long if sequence.is_long else self.short
