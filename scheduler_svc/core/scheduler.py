@@ -37,6 +37,8 @@ class Scheduler:
         """By epoch."""
         self.queues: dict[str, ModelQueue] = {}
         """By model name; a model stays known when its last executor has gone."""
+        self.models: dict[str, ModelCard] = {}
+        """The card that each model's latest executor brought."""
         self.outbox: list[tuple[int, Message]] = []
         """(frontend, message) in the order in which they must be sent."""
         self.live: dict[tuple[int, int], Sequence] = {}
@@ -56,8 +58,7 @@ class Scheduler:
         streams = range(request.first_stream, request.first_stream + request.n)
         refusal = self._refusal(owner, request, now)
         if refusal is not None:
-            self.counters.ended[EndReason(refusal.reason).name] += request.n
-            self.outbox.extend((owner, replace(refusal, stream=stream)) for stream in streams)
+            self.refuse(owner, request, refusal)
             return
         prompt = np.array(request.prompt, np.int32)
         for i, stream in enumerate(streams):
@@ -79,6 +80,12 @@ class Scheduler:
             self.live[owner, stream] = sequence
             self.queues[request.model].add(sequence)
 
+    def refuse(self, owner: int, request: Submit, answer: Ended) -> None:
+        """End every stream of a request with this answer, without accepting it."""
+        self.counters.ended[EndReason(answer.reason).name] += request.n
+        streams = range(request.first_stream, request.first_stream + request.n)
+        self.outbox.extend((owner, replace(answer, stream=stream)) for stream in streams)
+
     def _refusal(self, owner: int, request: Submit, now: float) -> Ended | None:
         """The answer to a request that cannot be accepted."""
         queue, lanes = self.queues.get(request.model), self.lanes_of(request.model)
@@ -89,16 +96,19 @@ class Scheduler:
         if sum(len(waiting) for waiting in self.queues.values()) + request.n > self.config.max_waiting:
             wait = min(120, max(1, math.ceil(len(queue) * self._mean_gap_s)))
             return Ended(0, EndReason.QUEUE_FULL, message="the queue is full", retry_after_s=wait)
-        for lane in lanes:
-            return self._misfit(request, lane.model, max(self._kv_tokens(other) for other in lanes))
-        return None
+        return self._misfit(request, self.models[request.model], self.kv_capacity(request.model) if lanes else None)
 
-    def _misfit(self, request: Submit, model: ModelCard, kv_tokens: int) -> Ended | None:
+    def kv_capacity(self, model: str) -> int:
+        """Tokens of KV in the model's largest pool; 0 while it has no lane."""
+        return max((self._kv_tokens(lane) for lane in self.lanes_of(model)), default=0)
+
+    @staticmethod
+    def _misfit(request: Submit, model: ModelCard, kv_tokens: int | None) -> Ended | None:
         length = len(request.prompt) + request.params.max_tokens
         text = ""
         if length > model.max_model_len:
             text = f"prompt and max_tokens make {length} tokens, the model's context holds {model.max_model_len}"
-        elif length - 1 > kv_tokens:
+        elif kv_tokens is not None and length - 1 > kv_tokens:
             text = f"prompt and max_tokens need KV for {length - 1} tokens, the largest pool holds {kv_tokens}"
         elif int(request.prompt.min()) < 0 or int(request.prompt.max()) >= model.vocab_size:
             text = "a prompt token lies outside the vocabulary"
@@ -153,6 +163,7 @@ class Scheduler:
         self._last_epoch += 1
         lane = Lane(self._last_epoch, name, model, limits, self.config)
         self.lanes[lane.epoch] = lane
+        self.models[model.name] = model
         self._vacant_since.pop(model.name, None)
         queue = self.queues.setdefault(model.name, ModelQueue(self.config.long_threshold()))
         for sequence in list(queue):
@@ -212,7 +223,7 @@ class Scheduler:
         if not lanes:
             self._vacant_since[model] = now
             return
-        kv_tokens = max(self._kv_tokens(lane) for lane in lanes)
+        kv_tokens = self.kv_capacity(model)
         for sequence in list(self.queues[model]):
             if sequence.max_length - 1 > kv_tokens:
                 self._end(sequence, EndReason.FAILED, "no executor that is left has room for this request")

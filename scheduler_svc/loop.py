@@ -1,0 +1,246 @@
+"""The core's loop: one thread that blocks on its sockets and drives the pure scheduler."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from types import FrameType
+
+import structlog
+import zmq
+
+from common.wire import (
+    Abort,
+    Ended,
+    EndReason,
+    FrontendHello,
+    Message,
+    Serving,
+    Stats,
+    Submit,
+    WireError,
+    decode,
+    encode,
+)
+from scheduler_svc.core import Scheduler
+from scheduler_svc.membership import Membership
+from scheduler_svc.plan_log import PlanLog
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.sockets import authenticator, executor_socket, frontend_socket, watch_disconnects
+from scheduler_svc.stats import gather
+from scheduler_svc.supervisor import Supervisor
+
+log = structlog.get_logger()
+
+BEAT_S = 0.25
+"""Frontends hear from the core at least this often; `/health/live` fails when they do not."""
+MAX_DRAIN = 1000
+"""Messages taken from one socket before the other things get a turn."""
+
+
+class CoreLoop:
+    """Owns the sockets. `run` returns when the service has been stopped."""
+
+    def __init__(self, settings: SchedulerSettings, listener: socket.socket) -> None:
+        self._settings = settings
+        self._scheduler = Scheduler(settings.scheduler_config())
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator = authenticator(self._context, settings)
+        self._executors = executor_socket(self._context, settings)
+        self._monitor = watch_disconnects(self._executors)
+        self._frontends = frontend_socket(self._context, settings)
+        self._plan_log = PlanLog(settings.plan_log) if settings.plan_log is not None else None
+        self._membership = Membership(
+            self._scheduler,
+            self._send_executor,
+            heartbeat_ms=settings.heartbeat_ms,
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            iteration_timeout_s=settings.iteration_timeout_s,
+            plan_log=self._plan_log,
+        )
+        self._supervisor = Supervisor(settings, listener)
+        self._peers: list[bytes] = []
+        """Frontends by their number in the core."""
+        self._next_beat = 0.0
+        self._stopping_since: float | None = None
+        self._hurried = False
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._poller = zmq.Poller()
+        for readable in (self._frontends, self._executors, self._monitor, self._wake_read.fileno()):
+            self._poller.register(readable, zmq.POLLIN)
+
+    # --- life ---
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; then let running work end within the grace."""
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._handle_stop)
+        signal.signal(signal.SIGINT, self._handle_stop)
+        signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
+        self._supervisor.start(time.monotonic())
+        try:
+            wait_s: float = 0.0
+            while not self._finished(time.monotonic()):
+                wait_s = self._turn(wait_s)
+        finally:
+            self._close()
+
+    def _handle_stop(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._stopping_since is None:
+            self._stopping_since = time.monotonic()
+            self._next_beat = 0.0
+        else:
+            self._hurried = True
+
+    def _finished(self, now: float) -> bool:
+        if self._stopping_since is None:
+            return False
+        return self._hurried or not self._scheduler.live or now - self._stopping_since >= self._settings.grace_s
+
+    def _close(self) -> None:
+        self._scheduler.end_all(EndReason.SHUTDOWN, "the service is stopping")
+        self._flush()
+        self._beat(time.monotonic())
+        self._membership.reset_all()
+        self._supervisor.end(timeout_s=1.0 if self._hurried else 3.0)
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._executors.disable_monitor()
+        self._monitor.close(0)
+        self._frontends.close()
+        self._executors.close()
+        self._context.term()
+        if self._plan_log is not None:
+            self._plan_log.close()
+        for path in self._settings.run_dir.glob("*.sock"):
+            path.unlink(missing_ok=True)
+        self._settings.run_dir.rmdir()
+        log.info("stopped")
+
+    # --- one turn ---
+
+    def _turn(self, wait_s: float) -> float:
+        """Wait for something to do, do it, and return how long the next wait may be."""
+        ready = dict(self._poller.poll(max(0, int(wait_s * 1000 + 0.999))))
+        now = time.monotonic()
+        if self._wake_read.fileno() in ready:
+            self._wake_read.recv(4096)
+        if self._monitor in ready:
+            self._monitor.recv_multipart()
+            self._membership.connection_broken()
+        if self._executors in ready:
+            self._drain_executors(now)
+        if self._frontends in ready:
+            self._drain_frontends(now)
+        dues = [self._membership.check(now)]
+        if self._stopping_since is None:
+            dead, due = self._supervisor.check(now)
+            dues.append(due)
+            for name in dead:
+                self._lose_frontend(name.encode())
+        expiry = self._scheduler.expire(now)
+        self._flush()
+        self._membership.plan_idle_lanes(now)
+        if self._membership.models_changed:
+            self._membership.models_changed = False
+            self._announce_models()
+            self._next_beat = now
+        if now >= self._next_beat:
+            self._beat(now)
+            self._next_beat = now + BEAT_S
+        dues += [self._next_beat - now, None if expiry is None else expiry - now]
+        return max(0.0, min(due for due in dues if due is not None))
+
+    def _drain_executors(self, now: float) -> None:
+        for _ in range(MAX_DRAIN):
+            try:
+                parts = self._executors.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(parts) == 2:
+                self._membership.receive(parts[0], parts[1], now)
+            else:
+                self._membership.receive(parts[0], b"", now)
+
+    def _drain_frontends(self, now: float) -> None:
+        for _ in range(MAX_DRAIN):
+            try:
+                parts = self._frontends.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = decode(parts[1]) if len(parts) == 2 else None
+            except WireError as error:
+                log.warning("junk on the frontends' socket dropped", error=str(error))
+                continue
+            self._from_frontend(parts[0], message, now)
+
+    def _from_frontend(self, peer: bytes, message: Message | None, now: float) -> None:
+        owner = self._owner(peer)
+        match message:
+            case FrontendHello():
+                self._scheduler.abort_owner(owner)
+                self._send_frontend(owner, encode(self._serving()))
+                self._send_frontend(owner, encode(self._stats(now)))
+            case Submit() if self._stopping_since is not None:
+                self._scheduler.refuse(owner, message, Ended(0, EndReason.SHUTDOWN, message="the service is stopping"))
+            case Submit():
+                self._scheduler.submit(owner, message, now)
+            case Abort():
+                self._scheduler.abort(owner, message.streams.tolist())
+            case _:
+                log.warning("unexpected message on the frontends' socket dropped", kind=type(message).__name__)
+
+    # --- frontends ---
+
+    def _owner(self, peer: bytes) -> int:
+        if peer not in self._peers:
+            self._peers.append(peer)
+        return self._peers.index(peer)
+
+    def _lose_frontend(self, peer: bytes) -> None:
+        if peer in self._peers:
+            self._scheduler.abort_owner(self._peers.index(peer))
+
+    def _flush(self) -> None:
+        """Send what the scheduler has to tell the frontends."""
+        outbox = self._scheduler.outbox
+        while outbox:
+            messages, self._scheduler.outbox = outbox, []
+            for owner, message in messages:
+                self._send_frontend(owner, encode(message))
+            outbox = self._scheduler.outbox
+
+    def _send_frontend(self, owner: int, data: bytes) -> None:
+        try:
+            self._frontends.send_multipart([self._peers[owner], data], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            # Gone, or so far behind that its queue is full: nobody reads these streams any more.
+            self._scheduler.abort_owner(owner)
+
+    def _serving(self) -> Serving:
+        models = self._scheduler.models
+        return Serving(tuple(models.values()), tuple(self._scheduler.kv_capacity(name) for name in models))
+
+    def _announce_models(self) -> None:
+        data = encode(self._serving())
+        for owner in range(len(self._peers)):
+            self._send_frontend(owner, data)
+
+    def _stats(self, now: float) -> Stats:
+        return gather(self._scheduler, self._membership, stopping=self._stopping_since is not None)
+
+    def _beat(self, now: float) -> None:
+        data = encode(self._stats(now))
+        for owner in range(len(self._peers)):
+            self._send_frontend(owner, data)
+
+    def _send_executor(self, peer: bytes, data: bytes) -> bool:
+        try:
+            self._executors.send_multipart([peer, data], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True

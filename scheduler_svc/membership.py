@@ -1,0 +1,241 @@
+"""Which executors are attached: Hello, epochs, signs of life, iteration deadlines, and the end of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from common.wire import (
+    PROTOCOL_VERSION,
+    Alive,
+    Drain,
+    Fault,
+    Hello,
+    Leaving,
+    Refused,
+    Reset,
+    Result,
+    Welcome,
+    WireError,
+    decode,
+    encode,
+)
+from scheduler_svc.core import AttachError, Lane, LaneError, Scheduler
+from scheduler_svc.plan_log import PlanLog
+
+log = structlog.get_logger()
+
+Send = Callable[[bytes, bytes], bool]
+"""(peer, message) -> whether the peer was there to take it."""
+
+PROBES_AFTER_DISCONNECT = 20
+"""ZeroMQ tells of a broken connection a little before it drops the route to it; probe this many wake-ups long."""
+
+
+@dataclass(slots=True, eq=False)
+class Executor:
+    """One attached executor."""
+
+    peer: bytes
+    name: str
+    incarnation: bytes
+    lane: Lane
+    alive_at: float
+    deadline: float | None = None
+    """When the iteration in flight must be back."""
+
+
+class Membership:
+    """Drives every lane: sends its plans, takes its results, and ends its epoch when the executor fails."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        send: Send,
+        *,
+        heartbeat_ms: int,
+        heartbeat_timeout_s: float,
+        iteration_timeout_s: float,
+        plan_log: PlanLog | None = None,
+    ) -> None:
+        self._scheduler, self._send, self._plan_log = scheduler, send, plan_log
+        self._heartbeat_ms, self._heartbeat_timeout_s = heartbeat_ms, heartbeat_timeout_s
+        self._iteration_timeout_s = iteration_timeout_s
+        self._by_peer: dict[bytes, Executor] = {}
+        self._by_epoch: dict[int, Executor] = {}
+        self._probes_left = 0
+        self.models_changed = False
+        """Set when a lane came or went; the loop tells the frontends and clears it."""
+        self.num_junk = 0
+        self.last_plan_bytes = 0
+
+    # --- messages ---
+
+    def receive(self, peer: bytes, data: bytes, now: float) -> None:
+        """Take one message from the executors' socket. Junk is counted and dropped."""
+        try:
+            message = decode(data)
+        except WireError as error:
+            self._junk(peer, str(error), now)
+            return
+        executor = self._by_peer.get(peer)
+        match message:
+            case Alive():
+                self._alive(peer, message, now)
+            case Hello():
+                self._hello(peer, message, now)
+            case Result() | Fault() | Leaving() if executor is None or executor.lane.epoch != message.epoch:
+                log.info("late message of an ended epoch dropped", kind=type(message).__name__, epoch=message.epoch)
+            case Result() if executor is not None:
+                self._result(executor, message, now)
+            case Fault() if executor is not None:
+                text = f"{message.reason}: {message.message}"
+                self.lose(executor, now, f"fault: {text}", guilty=message.slots.tolist())
+            case Leaving() if executor is not None:
+                log.info("executor is leaving", executor=executor.name, reason=message.reason)
+                executor.lane.draining = True
+            case _:
+                self._junk(peer, f"unexpected {type(message).__name__}", now)
+
+    def _junk(self, peer: bytes, text: str, now: float) -> None:
+        self.num_junk += 1
+        if self.num_junk <= 20 or self.num_junk % 1000 == 0:
+            log.warning("junk on the executors' socket dropped", error=text, count=self.num_junk)
+        executor = self._by_peer.get(peer)
+        if executor is not None:
+            self.lose(executor, now, f"sent junk: {text}")
+
+    def _alive(self, peer: bytes, message: Alive, now: float) -> None:
+        executor = self._by_epoch.get(message.epoch)
+        if executor is not None:
+            executor.alive_at = now
+        # Epoch 0 tells a process that its epoch is over here.
+        self._send(peer, encode(message if executor is not None or not message.epoch else Alive(0)))
+
+    def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
+        known = self._by_peer.get(peer)
+        if known is not None:
+            self._send(peer, encode(Welcome(known.lane.epoch, self._heartbeat_ms)))
+            return
+        refusal = self._refusal(hello, now)
+        if refusal is None:
+            try:
+                lane = self._scheduler.attach(hello.name, hello.model, hello.limits)
+            except AttachError as error:
+                refusal = Refused(str(error), retry=True)
+        if refusal is not None:
+            log.warning("executor refused", executor=hello.name, reason=refusal.reason)
+            self._send(peer, encode(refusal))
+            return
+        executor = Executor(peer, hello.name, hello.incarnation, lane, now)
+        self._by_peer[peer] = self._by_epoch[lane.epoch] = executor
+        self.models_changed = True
+        self._send(peer, encode(Welcome(lane.epoch, self._heartbeat_ms)))
+        log.info(
+            "executor attached",
+            executor=hello.name,
+            epoch=lane.epoch,
+            model=hello.model.name,
+            device=hello.device,
+            blocks=hello.limits.num_blocks,
+            seats=lane.seats,
+        )
+
+    def _refusal(self, hello: Hello, now: float) -> Refused | None:
+        if hello.protocol != PROTOCOL_VERSION:
+            text = f"this scheduler speaks protocol {PROTOCOL_VERSION}, the executor {hello.protocol}"
+            return Refused(text, retry=False)
+        for executor in list(self._by_peer.values()):
+            if executor.name != hello.name:
+                continue
+            if executor.incarnation == hello.incarnation:
+                self.lose(executor, now, "dialled anew")
+            else:
+                return Refused(f"an executor named {hello.name!r} is attached already", retry=True)
+        return None
+
+    def _result(self, executor: Executor, result: Result, now: float) -> None:
+        lane = executor.lane
+        flight = lane.in_flight
+        if result.iteration <= lane.iteration and (flight is None or result.iteration < flight.iteration):
+            log.info("repeated result dropped", executor=executor.name, iteration=result.iteration)
+            return
+        try:
+            self._scheduler.apply(lane, result, now)
+        except LaneError as error:
+            self.lose(executor, now, f"impossible result: {error}")
+            return
+        executor.deadline = None
+        if self._plan_log is not None:
+            self._plan_log.result(lane, result, now)
+
+    # --- iterations ---
+
+    def plan_idle_lanes(self, now: float) -> None:
+        """Send a plan to every lane that is idle and has work."""
+        for executor in list(self._by_peer.values()):
+            lane = executor.lane
+            if lane.in_flight is not None:
+                continue
+            plan = self._scheduler.plan(lane, now)
+            if plan is None:
+                if lane.draining and not lane.num_running:
+                    self._let_go(executor, now)
+                continue
+            if self._plan_log is not None:
+                self._plan_log.plan(lane, plan, now)
+            data = encode(plan)
+            self.last_plan_bytes = len(data)
+            executor.deadline = now + self._iteration_timeout_s
+            if not self._send(executor.peer, data):
+                self.lose(executor, now, "connection lost")
+
+    def _let_go(self, executor: Executor, now: float) -> None:
+        log.info("executor drained", executor=executor.name)
+        self._send(executor.peer, encode(Drain(executor.lane.epoch)))
+        self._forget(executor)
+        self._scheduler.detach(executor.lane, now)
+
+    # --- failure ---
+
+    def connection_broken(self) -> None:
+        """Some connection to the executors' socket broke: find out whose at the next wake-ups."""
+        self._probes_left = PROBES_AFTER_DISCONNECT
+
+    def check(self, now: float) -> float | None:
+        """Lose executors that are gone, silent or late. Returns seconds until the next check is due, or None."""
+        probing = self._probes_left > 0
+        if probing:
+            self._probes_left -= 1
+        due = [0.01] if probing else []
+        for executor in list(self._by_peer.values()):
+            if probing and not self._send(executor.peer, encode(Alive(executor.lane.epoch))):
+                self.lose(executor, now, "connection lost")
+            elif now - executor.alive_at > self._heartbeat_timeout_s:
+                self.lose(executor, now, f"no sign of life for {now - executor.alive_at:.1f} s")
+            elif executor.deadline is not None and now > executor.deadline:
+                self.lose(executor, now, f"no result within {self._iteration_timeout_s:g} s")
+            else:
+                due.append(executor.alive_at + self._heartbeat_timeout_s - now)
+                if executor.deadline is not None:
+                    due.append(executor.deadline - now)
+        return min(due, default=None)
+
+    def lose(self, executor: Executor, now: float, reason: str, guilty: list[int] | None = None) -> None:
+        """End an executor's epoch; its sequences wait for another one."""
+        log.warning("executor lost", executor=executor.name, epoch=executor.lane.epoch, reason=reason)
+        self._forget(executor)
+        self._scheduler.detach(executor.lane, now, guilty=guilty or (), reason=reason)
+        self._send(executor.peer, encode(Reset(executor.lane.epoch, reason[:1000])))
+
+    def _forget(self, executor: Executor) -> None:
+        del self._by_peer[executor.peer]
+        del self._by_epoch[executor.lane.epoch]
+        self.models_changed = True
+
+    def reset_all(self) -> None:
+        """At shutdown: no executor should keep state of ours."""
+        for executor in list(self._by_peer.values()):
+            self._send(executor.peer, encode(Reset(executor.lane.epoch, "the scheduler stops")))

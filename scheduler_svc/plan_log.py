@@ -1,0 +1,53 @@
+"""The plan log: who was in each iteration, one JSON object a line. It holds request ids and counts, never tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+
+from common.wire import Plan, Result
+from scheduler_svc.core import Lane
+
+
+class PlanLog:
+    """Appends to a file; flushed at each line, so that a reader can follow."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+
+    def plan(self, lane: Lane, plan: Plan, now: float) -> None:
+        """Called after the plan is decided and before its result: `decodes` are names, `prefills` name and tokens."""
+        lengths = plan.prefill_lengths.tolist()
+        names = [_name(lane, slot) for slot in plan.prefills.tolist()]
+        self._write(
+            t=round(now, 6),
+            lane=lane.name,
+            epoch=plan.epoch,
+            iteration=plan.iteration,
+            decodes=[_name(lane, slot) for slot in plan.decodes.tolist()],
+            prefills=list(zip(names, lengths, strict=True)),
+        )
+
+    def result(self, lane: Lane, result: Result, now: float) -> None:
+        self._write(
+            t=round(now, 6),
+            lane=lane.name,
+            epoch=result.epoch,
+            iteration=result.iteration,
+            finished=int((result.finish != 0).sum()),
+            busy_us=result.busy_us,
+            device_us=result.device_us,
+        )
+
+    def _write(self, **fields: object) -> None:
+        self._file.write(orjson.dumps(fields) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _name(lane: Lane, slot: int) -> str:
+    sequence = lane.occupant[slot]
+    return f"{sequence.request_id}/{sequence.stream}" if sequence is not None else "?"

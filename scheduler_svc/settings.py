@@ -1,0 +1,94 @@
+"""Settings of the scheduler service."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from common.settings import ServiceSettings
+from scheduler_svc.core import SchedulerConfig
+
+
+def default_run_dir() -> Path:
+    """Where the sockets between core and frontends live: one folder a process, below the system's temporary one."""
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gilir-{os.getpid()}"
+
+
+class SchedulerSettings(ServiceSettings):
+    """Flags of `python -m scheduler_svc`."""
+
+    table: ClassVar[str] = "scheduler"
+
+    host: str = Field("127.0.0.1", description="address of the REST API")
+    port: int = Field(8000, ge=0, le=65535, description="port of the REST API; 0 takes a free one")
+    frontends: int = Field(1, ge=1, le=64, description="frontend processes on the one listening socket")
+    executor_bind: str = Field("tcp://127.0.0.1:5570", description="ZeroMQ address that executors dial")
+    curve_secret_key: Path | None = Field(None, description="file with this service's CURVE secret key (for tcp)")
+    curve_client_keys: Path | None = Field(None, description="folder of the executors' public key files")
+    allow_insecure_bind: bool = Field(False, description="let executors dial over a network without CURVE keys")
+    run_dir: Path = Field(default_factory=default_run_dir, description="folder of the frontends' sockets")
+
+    max_num_seqs: int = Field(256, ge=1, le=65535, description="sequences that run on one executor at a time")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one iteration")
+    max_prefill_chunk: int = Field(0, ge=0, description="most prompt tokens of a sequence an iteration; 0: no cap")
+    long_prefill_threshold: int = Field(0, ge=0, description="prompts above it are long; 0: a quarter of the budget")
+    watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV blocks that admissions leave free")
+    prefix_caching: bool = Field(True, description="reuse the KV of common prefixes")
+    max_waiting: int = Field(4096, ge=1, description="sequences that may wait before new ones get 429")
+    hold_s: float = Field(30.0, ge=0, description="seconds that requests wait for an executor when there is none")
+
+    heartbeat_ms: int = Field(500, ge=10, description="executors show a sign of life this often")
+    heartbeat_timeout_s: float = Field(3.0, gt=0, description="an executor silent for so long is lost")
+    iteration_timeout_s: float = Field(60.0, gt=0, description="an executor that takes longer for a plan is lost")
+    grace_s: float = Field(8.0, ge=0, description="seconds that running requests get at SIGTERM")
+    max_body_mb: int = Field(32, ge=1, description="largest request body")
+    plan_log: Path | None = Field(None, description="write each iteration's membership here, a JSON object a line")
+
+    @field_validator("executor_bind")
+    @classmethod
+    def _known_transport(cls, value: str) -> str:
+        if not value.startswith(("tcp://", "ipc://")):
+            raise ValueError("must begin with tcp:// or ipc://")
+        return value
+
+    @model_validator(mode="after")
+    def _keys_beyond_loopback(self) -> SchedulerSettings:
+        exposed = self.executor_bind.startswith("tcp://") and not _is_loopback(self.executor_bind)
+        if exposed and self.curve_secret_key is None and not self.allow_insecure_bind:
+            raise ValueError(
+                f"{self.executor_bind} is open to the network: give curve-secret-key, or allow-insecure-bind"
+            )
+        if (self.curve_secret_key is None) != (self.curve_client_keys is None):
+            raise ValueError("curve-secret-key and curve-client-keys go together")
+        return self
+
+    def scheduler_config(self) -> SchedulerConfig:
+        """The part that the core needs."""
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_prefill_chunk=self.max_prefill_chunk,
+            long_prefill_threshold=self.long_prefill_threshold,
+            watermark=self.watermark,
+            prefix_caching=self.prefix_caching,
+            max_waiting=self.max_waiting,
+            hold_s=self.hold_s,
+        )
+
+    @property
+    def frontend_address(self) -> str:
+        return f"ipc://{self.run_dir}/core.sock"
+
+
+def _is_loopback(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,64 @@
+"""The core's ZeroMQ sockets: bounded linger and queues, heartbeats, size limits, CURVE where keys are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+
+from common.wire import MAX_MESSAGE_BYTES
+from scheduler_svc.settings import SchedulerSettings
+
+HIGH_WATER_MARK = 100_000
+
+
+def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 200)
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    return socket
+
+
+def frontend_socket(context: zmq.Context[zmq.Socket[bytes]], settings: SchedulerSettings) -> zmq.Socket[bytes]:
+    """Bind the socket of the frontends, in a folder that only this user enters."""
+    settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    socket = _router(context)
+    socket.bind(settings.frontend_address)
+    return socket
+
+
+def executor_socket(context: zmq.Context[zmq.Socket[bytes]], settings: SchedulerSettings) -> zmq.Socket[bytes]:
+    """Bind the socket that executors dial. Raises zmq.ZMQError when the address is taken."""
+    socket = _router(context)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout_s * 1000))
+    if settings.curve_secret_key is not None:
+        public, secret = zmq.auth.load_certificate(settings.curve_secret_key)
+        if secret is None:
+            raise ValueError(f"{settings.curve_secret_key} holds no secret key")
+        socket.curve_server, socket.curve_publickey, socket.curve_secretkey = True, public, secret
+    if settings.executor_bind.startswith("ipc://"):
+        Path(settings.executor_bind.removeprefix("ipc://")).parent.mkdir(parents=True, exist_ok=True)
+    socket.bind(settings.executor_bind)
+    return socket
+
+
+def authenticator(context: zmq.Context[zmq.Socket[bytes]], settings: SchedulerSettings) -> ThreadAuthenticator | None:
+    """Start checking executors' keys, where keys are in use."""
+    if settings.curve_client_keys is None:
+        return None
+    checker = ThreadAuthenticator(context)
+    checker.start()
+    checker.configure_curve(domain="*", location=str(settings.curve_client_keys))
+    return checker
+
+
+def watch_disconnects(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """A socket that becomes readable when a peer's connection breaks."""
+    return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -1,0 +1,84 @@
+"""What the core tells its frontends of itself, under the names of `scheduler_svc.metrics`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from common.wire import EndReason, Stats
+from scheduler_svc.core import Lane, Scheduler
+from scheduler_svc.membership import Membership
+
+FINISHED_REASONS = {
+    EndReason.EOS: "stop",
+    EndReason.STOP_TOKEN: "stop",
+    EndReason.LENGTH: "length",
+    EndReason.ABORTED: "abort",
+}
+"""`finished_reason` labels as dashboards know them; every other ending is an error."""
+
+
+def gather(scheduler: Scheduler, membership: Membership, *, stopping: bool) -> Stats:
+    """A beat: readiness, gauges, counters and histograms."""
+    serving = any(not lane.draining for lane in scheduler.lanes.values())
+    return Stats(
+        ready=serving and not stopping,
+        stopping=stopping,
+        gauges=_gauges(scheduler, membership),
+        counters=_counters(scheduler, membership),
+        histograms=_histograms(scheduler),
+    )
+
+
+def _labels(lane: Lane) -> str:
+    return f'{{model_name="{_escape(lane.model.name)}",engine="{_escape(lane.name)}"}}'
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _gauges(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
+    gauges: dict[str, float] = {
+        "vllm:num_requests_running": sum(lane.num_running for lane in scheduler.lanes.values()),
+        "vllm:num_requests_waiting": sum(len(queue) for queue in scheduler.queues.values()),
+        "gilir_lanes": len(scheduler.lanes),
+        "gilir_live_sequences": len(scheduler.live),
+        "gilir_plan_bytes": membership.last_plan_bytes,
+    }
+    for lane in scheduler.lanes.values():
+        pool, labels = lane.pool, _labels(lane)
+        gauges[f"vllm:kv_cache_usage_perc{labels}"] = pool.num_referenced / pool.num_blocks
+        gauges[f"gilir_kv_blocks_referenced{labels}"] = pool.num_referenced
+        gauges[f"gilir_kv_blocks_cached{labels}"] = pool.num_cached
+        config = f'block_size="{lane.block_size}",num_gpu_blocks="{pool.num_blocks}"'
+        gauges[f"vllm:cache_config_info{{{config},{labels[1:]}"] = 1
+    return gauges
+
+
+def _counters(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
+    counters = scheduler.counters
+    ended: Counter[str] = Counter()
+    for reason in EndReason:
+        ended[FINISHED_REASONS.get(reason, "error")] += counters.ended[reason.name]
+    return {
+        "vllm:prompt_tokens": counters.prompt_tokens,
+        "vllm:generation_tokens": counters.generation_tokens,
+        "vllm:num_preemptions": counters.preemptions,
+        "vllm:prefix_cache_queries": counters.prefix_queries,
+        "vllm:prefix_cache_hits": counters.prefix_hits,
+        **{f'vllm:request_success{{finished_reason="{reason}"}}': count for reason, count in ended.items()},
+        "gilir_iterations": counters.iterations,
+        "gilir_executors_lost": counters.lanes_lost,
+        "gilir_junk_messages": membership.num_junk,
+    }
+
+
+def _histograms(scheduler: Scheduler) -> dict[str, tuple[float, ...]]:
+    counters = scheduler.counters
+    return {
+        "vllm:time_to_first_token_seconds": counters.time_to_first_token.cumulative(),
+        "vllm:inter_token_latency_seconds": counters.inter_token_latency.cumulative(),
+        "vllm:e2e_request_latency_seconds": counters.e2e_latency.cumulative(),
+        "vllm:request_queue_time_seconds": counters.queue_time.cumulative(),
+        "vllm:iteration_tokens_total": counters.iteration_tokens.cumulative(),
+    }
