@@ -44,10 +44,11 @@ CATALOGUE: dict[str, Metric] = {
     "vllm:iteration_tokens_total": Metric("histogram", "Tokens computed in an iteration.", TOKENS),
     "gilir_lanes": Metric("gauge", "Executors attached."),
     "gilir_live_sequences": Metric("gauge", "Sequences waiting or running."),
-    "gilir_cached_blocks": Metric("gauge", "KV blocks that hold only reusable prefixes."),
-    "gilir_executor_losses": Metric("counter", "Executors lost: death, silence, overdue or faulty results."),
+    "gilir_kv_blocks_referenced": Metric("gauge", "KV blocks that live sequences hold."),
+    "gilir_kv_blocks_cached": Metric("gauge", "KV blocks that hold only reusable prefixes."),
+    "gilir_plan_bytes": Metric("gauge", "Size of the last plan on the wire, in bytes."),
+    "gilir_executors_lost": Metric("counter", "Executors lost: death, silence, overdue or faulty results."),
     "gilir_iterations": Metric("counter", "Iterations applied."),
-    "gilir_plan_bytes": Metric("counter", "Bytes of plans sent to executors."),
     "gilir_junk_messages": Metric("counter", "Messages dropped because the protocol does not allow them."),
 }
 """By name. Counters stand here without the `_total` that the exposition format puts behind them."""
