@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import time
@@ -117,7 +118,8 @@ class CoreLoop:
             self._plan_log.close()
         for path in self._settings.run_dir.glob("*.sock"):
             path.unlink(missing_ok=True)
-        self._settings.run_dir.rmdir()
+        with contextlib.suppress(OSError):  # other files may lie in a folder that the operator chose
+            self._settings.run_dir.rmdir()
         log.info("stopped")
 
     # --- one turn ---
