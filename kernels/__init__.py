@@ -1,0 +1,31 @@
+"""Device code of Gilir: Triton kernels, each beside its plain torch reference.
+
+Every function dispatches by device: tensors on a GPU go to the Triton kernel, tensors on the CPU to torch.
+"""
+
+from kernels.attention import AttentionBatch, paged_attention
+from kernels.block_copy import copy_blocks
+from kernels.gated_activation import gelu_tanh_mul, silu_mul
+from kernels.logprobs import token_logprobs
+from kernels.penalties import apply_penalties
+from kernels.philox import gumbel_noise, philox4x32
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rope import rope_and_cache
+from kernels.sampling import SamplingColumns, sample
+
+__all__ = [
+    "AttentionBatch",
+    "SamplingColumns",
+    "add_rms_norm",
+    "apply_penalties",
+    "copy_blocks",
+    "gelu_tanh_mul",
+    "gumbel_noise",
+    "paged_attention",
+    "philox4x32",
+    "rms_norm",
+    "rope_and_cache",
+    "sample",
+    "silu_mul",
+    "token_logprobs",
+]

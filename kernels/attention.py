@@ -1,0 +1,55 @@
+"""Causal attention over a paged KV cache (Kwon et al., SOSP'23): the batch layout and the function models call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kernels.attention_torch import paged_attention_torch
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """Which query tokens and which cached keys belong to which row, for one iteration.
+
+    query_start: int32 [B+1], row r owns query tokens query_start[r] .. query_start[r+1]-1.
+    context_lens: int32 [B], tokens of the row in the cache, this iteration's included; its queries are the last ones.
+    block_tables: int32 [B, MB], cache block of each run of block_size tokens; entries past the context are ignored.
+    max_query_len, max_context_len: the largest over the rows, known on the host.
+    num_decodes: the first num_decodes rows have exactly one query token; the rest are prefill chunks.
+
+    The tensors must not change while the object is in use: what a path derives from them is kept in `derived`, so
+    that every layer after the first finds it ready.
+    """
+
+    query_start: torch.Tensor
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+    max_query_len: int
+    max_context_len: int
+    num_decodes: int
+    derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """softmax(softcap(scale * q k^T) + causal mask) v for every query token. Returns a new tensor [T, HQ, D].
+
+    q: [T, HQ, D], its heads contiguous inside a token. k_cache, v_cache: [NB, BS, HK, D] contiguous; HQ is a multiple
+    of HK, and query head h reads KV head h // (HQ / HK).
+    window: when > 0, the query at position p sees keys p - window + 1 .. p (Mistral, Gemma 3).
+    softcap: when > 0, logits become softcap * tanh(logits / softcap) before the mask (Gemma 2).
+
+    A row with context_lens 0 (padding) gives zeros. What lies in unused slots, NaN included, never reaches the result.
+    """
+    return paged_attention_torch(q, k_cache, v_cache, batch, scale, window=window, softcap=softcap)

@@ -1,0 +1,90 @@
+"""Sampling in plain torch: the CPU path, and the reference of the Triton kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.philox import gumbel_noise, gumbel_noise_at
+from kernels.topk import ordered_topk
+
+if TYPE_CHECKING:
+    from kernels.sampling import SamplingColumns
+
+CANDIDATES = 1024
+"""Likeliest tokens pulled from a row before its whole vocabulary is sorted."""
+
+
+def sample_torch(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
+    """Same contract as `kernels.sample`. Each row takes the cheapest way its own parameters allow."""
+    out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    vocab_size = logits.shape[1]
+    drawn = columns.temperature > 0
+    filtered = drawn & (
+        ((columns.top_k > 0) & (columns.top_k < vocab_size)) | (columns.top_p < 1.0) | (columns.min_p > 0.0)
+    )
+    for rows, choose in ((~drawn, _greedy), (drawn & ~filtered, _draw), (filtered, _draw_filtered)):
+        places = rows.nonzero().squeeze(1)
+        if len(places) == len(logits):
+            return choose(logits, columns)
+        if len(places):
+            out[places] = choose(logits[places], columns.select(places))
+    return out
+
+
+def _greedy(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
+    return logits.argmax(-1)
+
+
+def _draw(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
+    noise = gumbel_noise(columns.seed, columns.position, logits.shape[1])
+    return noise.add_(logits / columns.temperature[:, None]).argmax(-1)
+
+
+def _draw_filtered(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
+    logits = logits / columns.temperature[:, None]
+    values, tokens = ordered_topk(logits, min(CANDIDATES, logits.shape[1]))
+    mass = 1.0 / torch.softmax(logits, -1).gather(1, tokens[:, :1]).double()  # of the vocabulary; the likeliest has 1
+    keep, complete = kept_prefix(values, mass, columns, logits.shape[1])
+    out = _draw_among(values, tokens, keep, columns)
+    rest = (~complete).nonzero().squeeze(1)
+    if len(rest):
+        columns = columns.select(rest)
+        values, tokens = logits[rest].sort(dim=-1, descending=True, stable=True)
+        keep, _ = kept_prefix(values, mass[rest], columns, logits.shape[1])
+        out[rest] = _draw_among(values, tokens, keep, columns)
+    return out
+
+
+def kept_prefix(
+    values: torch.Tensor, mass: torch.Tensor, columns: SamplingColumns, vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of the N likeliest tokens survive top-k, top-p and min-p.
+
+    values: fp32 [B, N], logits / temperature in falling order. mass: fp64 [B, 1], sum over the vocabulary of
+    exp(value - largest value). Returns (keep bool [B, N], complete bool [B]: no token beyond the N could survive).
+    """
+    count = values.shape[1]
+    top_k = torch.where(columns.top_k > 0, columns.top_k, vocab_size).clamp_max(vocab_size)[:, None].long()
+    weights = (values - values[:, :1]).exp()
+    cumulative = weights.double().cumsum(-1)
+    inside = cumulative.gather(1, top_k.clamp_max(count) - 1)
+    mass = torch.where(top_k == vocab_size, mass, inside)
+    before = cumulative - weights
+    top_p = columns.top_p[:, None].double()
+    keep = torch.arange(count, device=values.device) < top_k
+    keep &= (before < top_p * mass) | (top_p >= 1.0)
+    keep &= weights >= columns.min_p[:, None]
+    keep[:, 0] = True
+    return keep, ~keep[:, -1] | (top_k <= count).squeeze(1)
+
+
+def _draw_among(
+    values: torch.Tensor, tokens: torch.Tensor, keep: torch.Tensor, columns: SamplingColumns
+) -> torch.Tensor:
+    width = int(keep.sum(-1).max())
+    values, tokens, keep = values[:, :width], tokens[:, :width], keep[:, :width]
+    scores = gumbel_noise_at(columns.seed, columns.position, tokens).add_(values).masked_fill_(~keep, -math.inf)
+    return tokens.gather(1, scores.argmax(-1, keepdim=True)).squeeze(1)
