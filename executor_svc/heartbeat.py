@@ -1,0 +1,98 @@
+"""Heartbeat of one attachment: goes on while the main thread computes, and notices a scheduler that is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+
+import zmq
+
+from common.wire import Alive, WireError, decode, encode
+from executor_svc.sockets import Dialing, Waker
+
+
+class Verdict(Enum):
+    FINE = "fine"
+    LOST = "lost"
+    """No echo for the whole timeout."""
+    UNKNOWN = "unknown"
+    """The scheduler answers, but does not know this epoch."""
+
+
+class Heartbeat:
+    """A daemon thread with a socket of its own that sends `Alive` and listens for the echo.
+
+    `tell` is called from the thread, once, when `verdict` turns from FINE; the thread ends then.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        dialing: Dialing,
+        epoch: int,
+        interval_s: float,
+        tell: Callable[[], None],
+    ) -> None:
+        self.epoch = epoch
+        self.verdict = Verdict.FINE
+        self._dialing, self._interval_s, self._tell = dialing, interval_s, tell
+        self._stopping = False
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, args=(context,), name=f"heartbeat-{epoch}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stopping = True
+        self._waker.wake()
+        self._thread.join()
+        self._waker.close()
+
+    def _run(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        dealer = self._dialing.open(context)
+        try:
+            self._beat(dealer)
+        finally:
+            dealer.close(linger=0)
+        if self.verdict is not Verdict.FINE:
+            self._tell()
+
+    def _beat(self, dealer: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(dealer, zmq.POLLIN)
+        poller.register(self._waker, zmq.POLLIN)
+        message = encode(Alive(epoch=self.epoch))
+        heard_at = time.monotonic()
+        due = heard_at
+        while not self._stopping:
+            if time.monotonic() >= due:
+                with contextlib.suppress(zmq.Again):
+                    dealer.send(message, zmq.DONTWAIT)
+                due = time.monotonic() + self._interval_s
+            patience_s = min(due, heard_at + self._dialing.timeout_s) - time.monotonic()
+            poller.poll(max(0, int(patience_s * 1000) + 1))
+            for echo in self._echoes(dealer):
+                if echo == self.epoch:
+                    heard_at = time.monotonic()
+                elif echo == 0:
+                    self.verdict = Verdict.UNKNOWN
+                    return
+            if time.monotonic() - heard_at > self._dialing.timeout_s:
+                self.verdict = Verdict.LOST
+                return
+
+    @staticmethod
+    def _echoes(dealer: zmq.Socket[bytes]) -> list[int]:
+        """Epochs of the echoes that have come; anything else is passed over."""
+        epochs = []
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frames = dealer.recv_multipart(zmq.DONTWAIT)
+                with contextlib.suppress(WireError):
+                    echo = decode(frames[0])
+                    if len(frames) == 1 and isinstance(echo, Alive):
+                        epochs.append(echo.epoch)
+        return epochs

@@ -1,0 +1,341 @@
+"""The conversation with the scheduler: attach, run plans one at a time, leave.
+
+    Hello ─▶ Welcome(epoch) ─▶ Plan ─▶ Result ─▶ Plan …    until Drain, a stop, or the end of the epoch
+      ▲                                              │
+      └──── Reset, unknown epoch, scheduler lost ◀───┘
+
+All of it runs in one thread; only the heartbeat has another. Whatever ends an epoch drops every sequence: the scheduler
+has them all and sends them again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from common.wire import (
+    Alive,
+    Drain,
+    Fault,
+    Hello,
+    Leaving,
+    Message,
+    Plan,
+    Refused,
+    Reset,
+    Result,
+    Welcome,
+    WireError,
+)
+from common.wire import decode as decode_message
+from common.wire import encode as encode_message
+from common.wire.executor import no_slots
+from executor_svc.heartbeat import Heartbeat, Verdict
+from executor_svc.sockets import Dialing, Waker
+
+REMIND_S = 10.0
+"""A wait that goes on is logged this often."""
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class RefusedError(Exception):
+    """The scheduler will not have this executor, and asking again would not help."""
+
+
+class FatalError(Exception):
+    """The device is beyond use: the fault is reported and the process must end."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+class Handler(Protocol):
+    """What runs the plans."""
+
+    def run(self, plan: Plan) -> Result | Fault:
+        """Run one iteration. Raises only `FatalError`."""
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    dialing: Dialing
+    hello_interval_s: float = 1.0
+    grace_s: float = 10.0
+    """How long a stopping executor goes on serving while its sequences are moved."""
+
+
+class Link:
+    """One executor's attachment to the scheduler, for as long as the process lives."""
+
+    def __init__(self, options: LinkOptions, hello: Hello, handler: Handler) -> None:
+        self.options, self.hello, self.handler = options, hello, handler
+        self.epoch = 0
+        """0: not attached."""
+        self.junk: Counter[str] = Counter()
+        """Messages that were dropped, by why."""
+        self._log: Any = structlog.get_logger().bind(scheduler=options.dialing.address)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._waker = Waker()
+        self._heartbeat: Heartbeat | None = None
+        self._hello_bytes = encode_message(hello)
+        self._hello_due = 0.0
+        self._remind_at = 0.0
+        self._iteration = 0
+        self._faulted = False
+        self._stop_reason = ""
+        self._leave_by = 0.0
+        self._redial = self._done = False
+
+    def run(self) -> None:
+        """Serve until drained or stopped. Raises `RefusedError`, `FatalError`."""
+        try:
+            while not self._done:
+                self._dial()
+                while not (self._done or self._redial):
+                    self._turn()
+                self._hang_up()
+        finally:
+            self._hang_up()
+            self._context.term()
+            self._waker.close()
+
+    def request_stop(self, reason: str) -> None:
+        """Ask for a clean end; may be called from a signal handler or another thread."""
+        self._stop_reason = reason
+        self._waker.wake()
+
+    def _dial(self) -> None:
+        self._redial = False
+        self._hello_due = 0.0
+        self._dealer = self.options.dialing.open(self._context)
+        self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
+        self._poller = zmq.Poller()
+        for item in (self._dealer, self._monitor, self._waker):
+            self._poller.register(item, zmq.POLLIN)
+        self._is_open = True
+
+    def _hang_up(self) -> None:
+        self._stop_heartbeat()
+        if getattr(self, "_is_open", False):
+            self._is_open = False
+            self._dealer.disable_monitor()
+            self._monitor.close(linger=0)
+            self._dealer.close()
+
+    def _stop_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+
+    def _turn(self) -> None:
+        """One round: say what is due, wait, take in what came."""
+        deadline = self._speak()
+        if self._done:
+            return
+        patience_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000) + 1)
+        ready = dict(self._poller.poll(patience_ms))
+        self._waker.clear()
+        if self._monitor in ready:
+            self._on_connection_event()
+        if ready.get(self._dealer, 0) & zmq.POLLIN:
+            self._receive()
+        self._check_heartbeat()
+
+    def _speak(self) -> float | None:
+        """Say what is due; returns when the next is."""
+        now = time.monotonic()
+        if self._stop_reason:
+            return self._leave(now)
+        if self.epoch:
+            return None
+        if now >= self._hello_due:
+            sent = self._send_bytes(self._hello_bytes)
+            # Not connected yet: the poller tells when it is.
+            self._poller.modify(self._dealer, zmq.POLLIN if sent else zmq.POLLIN | zmq.POLLOUT)
+            self._hello_due = now + self.options.hello_interval_s if sent else 0.0
+            if now >= self._remind_at:
+                self._log.info("waiting for the scheduler", connected=sent)
+                self._remind_at = now + REMIND_S
+        return self._hello_due or now + REMIND_S
+
+    def _leave(self, now: float) -> float:
+        if not self.epoch:
+            self._done = True
+        elif not self._leave_by:
+            self._leave_by = now + self.options.grace_s
+            self._log.info("leaving", epoch=self.epoch, reason=self._stop_reason, grace_s=self.options.grace_s)
+            self._send(Leaving(epoch=self.epoch, reason=self._stop_reason))
+        elif now >= self._leave_by:
+            self._log.warning("left before the scheduler let go", epoch=self.epoch)
+            self._done = True
+        return self._leave_by
+
+    def _on_connection_event(self) -> None:
+        event = recv_monitor_message(self._monitor)["event"]
+        if event & _HANDSHAKE_FAILED:
+            self._log.warning("the scheduler's socket turned this executor away; check the keys")
+        elif self.epoch:
+            self._log.warning("connection lost", epoch=self.epoch)
+            self._forget()
+
+    def _check_heartbeat(self) -> None:
+        heartbeat = self._heartbeat
+        if heartbeat is None or heartbeat.verdict is Verdict.FINE:
+            return
+        if heartbeat.verdict is Verdict.UNKNOWN:
+            self._log.warning("the scheduler does not know this epoch", epoch=self.epoch)
+        else:
+            self._log.warning("no sign of the scheduler", epoch=self.epoch, silent_s=self.options.dialing.timeout_s)
+            self._redial = True
+        self._forget()
+
+    def _forget(self) -> None:
+        """The epoch is over: drop all sequences and be ready to say Hello again."""
+        self._stop_heartbeat()
+        self.handler.reset()
+        self.epoch = 0
+        self._faulted = False
+        self._hello_due = 0.0
+        if self._stop_reason:
+            self._done = True
+
+    def _receive(self) -> None:
+        frames = self._dealer.recv_multipart(zmq.DONTWAIT)
+        if len(frames) != 1:
+            self._drop("multipart", frames=len(frames))
+            return
+        try:
+            received = decode_message(frames[0])
+        except WireError as error:
+            self._drop("undecodable", error=str(error))
+            return
+        if isinstance(received, Plan):
+            self._on_plan(received)
+        elif isinstance(received, Welcome):
+            self._on_welcome(received)
+        elif isinstance(received, Refused):
+            self._on_refused(received)
+        elif isinstance(received, Reset | Drain):
+            self._on_end(received)
+        elif isinstance(received, Alive):
+            pass  # the scheduler only tries whether this connection still stands
+        else:
+            self._drop("unexpected", message=type(received).__name__)
+
+    def _drop(self, why: str, **details: object) -> None:
+        """Junk never kills: it is counted, and logged at the 1st, 2nd, 4th, 8th … time."""
+        self.junk[why] += 1
+        count = self.junk[why]
+        if count & (count - 1) == 0:
+            self._log.warning("dropped a message", why=why, count=count, **details)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        if welcome.epoch in (0, self.epoch):
+            self._drop("welcome", epoch=welcome.epoch)
+            return
+        if self.epoch:
+            self._forget()
+        if self._done:
+            return
+        self.epoch = welcome.epoch
+        self._iteration = 0
+        self._remind_at = 0.0
+        self._poller.modify(self._dealer, zmq.POLLIN)
+        interval_s = welcome.heartbeat_ms / 1000
+        self._heartbeat = Heartbeat(self._context, self.options.dialing, self.epoch, interval_s, self._waker.wake)
+        self._log.info("attached", epoch=self.epoch, name=self.hello.name, model=self.hello.model.name)
+
+    def _on_refused(self, refused: Refused) -> None:
+        if self.epoch:
+            self._drop("refused", reason=refused.reason)
+        elif not refused.retry:
+            raise RefusedError(refused.reason)
+        else:
+            self._hello_due = time.monotonic() + self.options.hello_interval_s
+            self._log.info("the scheduler asks to try again later", reason=refused.reason)
+
+    def _on_end(self, end: Reset | Drain) -> None:
+        if not self.epoch or end.epoch != self.epoch:
+            self._drop("stale", message=type(end).__name__, epoch=end.epoch)
+        elif isinstance(end, Drain):
+            self._log.info("drained", epoch=self.epoch)
+            self._done = True
+        else:
+            self._log.warning("reset by the scheduler", epoch=self.epoch, reason=end.reason)
+            self._forget()
+
+    def _on_plan(self, plan: Plan) -> None:
+        if plan.epoch != self.epoch or self._faulted:
+            self._drop("stale", message="Plan", epoch=plan.epoch, iteration=plan.iteration)
+            return
+        if plan.iteration <= self._iteration:
+            self._drop("repeated", iteration=plan.iteration)
+            return
+        if self._iteration and plan.iteration != self._iteration + 1:
+            answer: Result | Fault = Fault(
+                self.epoch, plan.iteration, no_slots(), "order", f"plan {plan.iteration} came after {self._iteration}"
+            )
+        else:
+            answer = self._run(plan)
+        self._iteration = plan.iteration
+        if isinstance(answer, Fault):
+            self._log.error("fault", iteration=plan.iteration, reason=answer.reason, message=answer.message)
+            self._faulted = True
+            self.handler.reset()
+        self._answer(plan, answer)
+
+    def _run(self, plan: Plan) -> Result | Fault:
+        try:
+            return self.handler.run(plan)
+        except FatalError as error:
+            self._send(error.fault)
+            raise
+
+    def _answer(self, plan: Plan, answer: Result | Fault) -> None:
+        """Send the outcome of a plan, unless the epoch ended meanwhile."""
+        if self._heartbeat is None or self._heartbeat.verdict is not Verdict.FINE:
+            return
+        try:
+            self._send(answer)
+        except WireError as error:
+            self._log.error("an answer does not fit the wire", error=str(error))
+            self._faulted = True
+            self.handler.reset()
+            self._send(Fault(plan.epoch, plan.iteration, no_slots(), "wire", str(error)[:4096]))
+
+    def _send(self, value: Message) -> bool:
+        return self._send_bytes(encode_message(value))
+
+    def _send_bytes(self, data: bytes) -> bool:
+        """Whether it could be handed over. If not, the connection is down, and its monitor tells of that."""
+        try:
+            self._dealer.send(data, zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+
+def install_signal_handlers(link: Link) -> None:
+    """SIGTERM and SIGINT ask for a clean end; the second one ends the process at once. Main thread only."""
+
+    def handle(number: int, _frame: object) -> None:
+        if link._stop_reason:
+            os._exit(128 + number)
+        link.request_stop(signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
