@@ -25,7 +25,9 @@ class ServiceFailed(Exception):
 class Process:
     """One service, its log in a file."""
 
-    def __init__(self, name: str, arguments: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, arguments: list[str], folder: Path, environment: dict[str, str] | None = None
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._file: IO[bytes] = self.log.open("ab")
@@ -71,6 +73,7 @@ class LocalServices:
         self.processes: list[Process] = []
         self._host, self._port = host, port
         self._scheduler_flags = scheduler_flags or []
+        self.plan_log = self.folder / "plans.jsonl"
         self._num_executors = 0
 
     def __enter__(self) -> Self:
@@ -88,7 +91,7 @@ class LocalServices:
     def start_scheduler(self, environment: dict[str, str] | None = None) -> Process:
         """Start the scheduler; with port 0, the port that it took is read from its log."""
         flags = ["--host", self._host, "--port", str(self._port), "--executor-bind", self.executor_address]
-        flags += ["--run-dir", str(self.folder / "run"), *self._scheduler_flags]
+        flags += ["--run-dir", str(self.folder / "run"), "--plan-log", str(self.plan_log), *self._scheduler_flags]
         process = self._start("scheduler", ["-m", "scheduler_svc", *flags], environment)
         if not self._port:
             self._port = self._read_port(process)

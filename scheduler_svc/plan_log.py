@@ -18,16 +18,15 @@ class PlanLog:
         self._file = path.open("ab", buffering=0)
 
     def plan(self, lane: Lane, plan: Plan, now: float) -> None:
-        """Called after the plan is decided and before its result: `decodes` are names, `prefills` name and tokens."""
-        lengths = plan.prefill_lengths.tolist()
-        names = [_name(lane, slot) for slot in plan.prefills.tolist()]
+        """Called between plan and result. Rows are [slot, name] for decodes, [slot, name, tokens] for prefills."""
+        prefills = zip(plan.prefills.tolist(), plan.prefill_lengths.tolist(), strict=True)
         self._write(
             t=round(now, 6),
             lane=lane.name,
             epoch=plan.epoch,
             iteration=plan.iteration,
-            decodes=[_name(lane, slot) for slot in plan.decodes.tolist()],
-            prefills=list(zip(names, lengths, strict=True)),
+            decodes=[(slot, _name(lane, slot)) for slot in plan.decodes.tolist()],
+            prefills=[(slot, _name(lane, slot), tokens) for slot, tokens in prefills],
         )
 
     def result(self, lane: Lane, result: Result, now: float) -> None:
