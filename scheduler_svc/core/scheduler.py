@@ -43,6 +43,7 @@ class Scheduler:
         """(frontend, message) in the order in which they must be sent."""
         self.live: dict[tuple[int, int], Sequence] = {}
         """Every accepted sequence that has not ended, by (frontend, stream)."""
+        self._last_kv_capacity: dict[str, int] = {}
         self._vacant_since: dict[str, float] = {}
         """Since when a known model has had no lane."""
         self._num_submitted = 0
@@ -96,29 +97,28 @@ class Scheduler:
         if sum(len(waiting) for waiting in self.queues.values()) + request.n > self.config.max_waiting:
             wait = min(120, max(1, math.ceil(len(queue) * self._mean_gap_s)))
             return Ended(0, EndReason.QUEUE_FULL, message="the queue is full", retry_after_s=wait)
-        return self._misfit(request, self.models[request.model], self.kv_capacity(request.model) if lanes else None)
+        return self._misfit(request, self.models[request.model], self.kv_capacity(request.model))
 
     def kv_capacity(self, model: str) -> int:
-        """Tokens of KV in the model's largest pool; 0 while it has no lane."""
-        return max((self._kv_tokens(lane) for lane in self.lanes_of(model)), default=0)
+        """Tokens of KV in the model's largest pool; while it has no lane, what it last had."""
+        lanes = self.lanes_of(model)
+        if lanes:
+            self._last_kv_capacity[model] = max(lane.limits.num_blocks * lane.block_size for lane in lanes)
+        return self._last_kv_capacity[model]
 
     @staticmethod
-    def _misfit(request: Submit, model: ModelCard, kv_tokens: int | None) -> Ended | None:
+    def _misfit(request: Submit, model: ModelCard, kv_tokens: int) -> Ended | None:
         length = len(request.prompt) + request.params.max_tokens
         text = ""
         if length > model.max_model_len:
             text = f"prompt and max_tokens make {length} tokens, the model's context holds {model.max_model_len}"
-        elif kv_tokens is not None and length - 1 > kv_tokens:
+        elif length - 1 > kv_tokens:
             text = f"prompt and max_tokens need KV for {length - 1} tokens, the largest pool holds {kv_tokens}"
         elif int(request.prompt.min()) < 0 or int(request.prompt.max()) >= model.vocab_size:
             text = "a prompt token lies outside the vocabulary"
         elif request.params.max_tokens < 1:
             text = "max_tokens must be at least 1"
         return Ended(0, EndReason.REJECTED, message=text) if text else None
-
-    @staticmethod
-    def _kv_tokens(lane: Lane) -> int:
-        return lane.limits.num_blocks * lane.block_size
 
     def abort(self, owner: int, streams: Iterable[int]) -> None:
         """Drop these streams. Unknown and ended ones are passed over."""
