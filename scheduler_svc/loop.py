@@ -224,8 +224,8 @@ class CoreLoop:
             self._scheduler.abort_owner(owner)
 
     def _serving(self) -> Serving:
-        models = self._scheduler.models
-        return Serving(tuple(models.values()), tuple(self._scheduler.kv_capacity(name) for name in models))
+        models, capacity = self._scheduler.models, self._scheduler.kv_capacity
+        return Serving(tuple(models.values()), tuple(capacity[name] for name in models))
 
     def _announce_models(self) -> None:
         data = encode(self._serving())

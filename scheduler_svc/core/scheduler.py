@@ -39,11 +39,12 @@ class Scheduler:
         """By model name; a model stays known when its last executor has gone."""
         self.models: dict[str, ModelCard] = {}
         """The card that each model's latest executor brought."""
+        self.kv_capacity: dict[str, int] = {}
+        """Tokens of KV in each model's largest pool; while it has no lane, what it last had."""
         self.outbox: list[tuple[int, Message]] = []
         """(frontend, message) in the order in which they must be sent."""
         self.live: dict[tuple[int, int], Sequence] = {}
         """Every accepted sequence that has not ended, by (frontend, stream)."""
-        self._last_kv_capacity: dict[str, int] = {}
         self._vacant_since: dict[str, float] = {}
         """Since when a known model has had no lane."""
         self._num_submitted = 0
@@ -97,14 +98,7 @@ class Scheduler:
         if sum(len(waiting) for waiting in self.queues.values()) + request.n > self.config.max_waiting:
             wait = min(120, max(1, math.ceil(len(queue) * self._mean_gap_s)))
             return Ended(0, EndReason.QUEUE_FULL, message="the queue is full", retry_after_s=wait)
-        return self._misfit(request, self.models[request.model], self.kv_capacity(request.model))
-
-    def kv_capacity(self, model: str) -> int:
-        """Tokens of KV in the model's largest pool; while it has no lane, what it last had."""
-        lanes = self.lanes_of(model)
-        if lanes:
-            self._last_kv_capacity[model] = max(lane.limits.num_blocks * lane.block_size for lane in lanes)
-        return self._last_kv_capacity[model]
+        return self._misfit(request, self.models[request.model], self.kv_capacity[request.model])
 
     @staticmethod
     def _misfit(request: Submit, model: ModelCard, kv_tokens: int) -> Ended | None:
@@ -164,11 +158,17 @@ class Scheduler:
         lane = Lane(self._last_epoch, name, model, limits, self.config)
         self.lanes[lane.epoch] = lane
         self.models[model.name] = model
+        self._measure_capacity(model.name)
         self._vacant_since.pop(model.name, None)
         queue = self.queues.setdefault(model.name, ModelQueue(self.config.long_threshold()))
         for sequence in list(queue):
             self._refit(sequence, lane)
         return lane
+
+    def _measure_capacity(self, model: str) -> int:
+        capacity = max(lane.limits.num_blocks * lane.block_size for lane in self.lanes_of(model))
+        self.kv_capacity[model] = capacity
+        return capacity
 
     @staticmethod
     def _check_alike(lane: Lane, model: ModelCard, limits: Limits) -> None:
@@ -223,7 +223,7 @@ class Scheduler:
         if not lanes:
             self._vacant_since[model] = now
             return
-        kv_tokens = self.kv_capacity(model)
+        kv_tokens = self._measure_capacity(model)
         for sequence in list(self.queues[model]):
             if sequence.max_length - 1 > kv_tokens:
                 self._end(sequence, EndReason.FAILED, "no executor that is left has room for this request")
