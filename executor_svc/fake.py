@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -100,6 +101,8 @@ class FakeExecutor:
         verify: bool = True,
         record_plans: bool = True,
         on_death: Callable[[], None] | None = None,
+        server_key: bytes = b"",
+        secret_key: bytes = b"",
     ) -> None:
         """`on_death`: what a scripted death does beside ending the thread (a process of its own exits)."""
         self.script, self.model, self.limits, self.name = script or Script(), model or invented_card(), limits, name
@@ -114,7 +117,9 @@ class FakeExecutor:
             limits=limits,
             model=self.model,
         )
-        options = LinkOptions(Dialing(scheduler, scheduler_timeout_s), hello_interval_s, grace_s)
+        options = LinkOptions(
+            Dialing(scheduler, scheduler_timeout_s, server_key, secret_key), hello_interval_s, grace_s
+        )
         self.link = ScriptedLink(options, self.hello, self.runner)
         self.error: BaseException | None = None
         """What ended the thread, other than a drain, a stop or a death."""
@@ -277,7 +282,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         fake.link.run()
     except RefusedError as error:
-        print(f"error: the scheduler refused this executor: {error}")
+        print(f"error: the scheduler refused this executor: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -98,14 +98,16 @@ class Link:
         self._faulted = False
         self._stop_reason = ""
         self._leave_by = 0.0
-        self._redial = self._done = False
+        self._dialled_at = 0.0
+        self._redial_at: float | None = None
+        self._done = False
 
     def run(self) -> None:
         """Serve until drained or stopped. Raises `RefusedError`, `FatalError`."""
         try:
             while not self._done:
                 self._dial()
-                while not (self._done or self._redial):
+                while not (self._done or self._must_redial()):
                     self._turn()
                 self._hang_up()
         finally:
@@ -118,8 +120,16 @@ class Link:
         self._stop_reason = reason
         self._waker.wake()
 
+    def _must_redial(self) -> bool:
+        return self._redial_at is not None and time.monotonic() >= self._redial_at
+
+    def _redial(self) -> None:
+        """ZeroMQ gives a connection up for good after a protocol error, so a broken one is always made anew."""
+        self._redial_at = max(time.monotonic(), self._dialled_at + self.options.hello_interval_s)
+
     def _dial(self) -> None:
-        self._redial = False
+        self._dialled_at = time.monotonic()
+        self._redial_at = None
         self._hello_due = 0.0
         self._dealer = self.options.dialing.open(self._context)
         self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
@@ -162,15 +172,22 @@ class Link:
             return self._leave(now)
         if self.epoch:
             return None
+        if self._redial_at is not None:
+            return self._redial_at
         if now >= self._hello_due:
             sent = self._send_bytes(self._hello_bytes)
             # Not connected yet: the poller tells when it is.
             self._poller.modify(self._dealer, zmq.POLLIN if sent else zmq.POLLIN | zmq.POLLOUT)
             self._hello_due = now + self.options.hello_interval_s if sent else 0.0
-            if now >= self._remind_at:
-                self._log.info("waiting for the scheduler", connected=sent)
-                self._remind_at = now + REMIND_S
+            self._remind("waiting for the scheduler", connected=sent)
         return self._hello_due or now + REMIND_S
+
+    def _remind(self, event: str, **details: object) -> None:
+        """Log a wait now, and again only after a while."""
+        now = time.monotonic()
+        if now >= self._remind_at:
+            self._log.info(event, **details)
+            self._remind_at = now + REMIND_S
 
     def _leave(self, now: float) -> float:
         if not self.epoch:
@@ -186,11 +203,14 @@ class Link:
 
     def _on_connection_event(self) -> None:
         event = recv_monitor_message(self._monitor)["event"]
+        if self._redial_at is not None:
+            return
         if event & _HANDSHAKE_FAILED:
-            self._log.warning("the scheduler's socket turned this executor away; check the keys")
+            self._remind("the scheduler's socket turned this executor away; check the keys")
         elif self.epoch:
             self._log.warning("connection lost", epoch=self.epoch)
             self._forget()
+        self._redial()
 
     def _check_heartbeat(self) -> None:
         heartbeat = self._heartbeat
@@ -200,7 +220,7 @@ class Link:
             self._log.warning("the scheduler does not know this epoch", epoch=self.epoch)
         else:
             self._log.warning("no sign of the scheduler", epoch=self.epoch, silent_s=self.options.dialing.timeout_s)
-            self._redial = True
+            self._redial()
         self._forget()
 
     def _forget(self) -> None:
