@@ -1,0 +1,1 @@
+"""One frontend process: the OpenAI-compatible REST API in front of the core."""

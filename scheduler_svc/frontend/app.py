@@ -1,0 +1,125 @@
+"""The FastAPI application of a frontend: routes, error answers, and the frame around every request."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from scheduler_svc.frontend import chat, completions, health, tokenization
+from scheduler_svc.frontend.errors import ApiError, ClientGone, internal
+from scheduler_svc.frontend.frontend import Frontend
+from scheduler_svc.frontend.serving import REQUEST_ID
+from scheduler_svc.frontend.settings import FrontendSettings
+
+log = structlog.get_logger()
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for it; nobody receives it, it is for the log."""
+QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics", "/version")
+"""Asked many times a minute; logged at debug level."""
+
+
+def create_app(settings: FrontendSettings) -> FastAPI:
+    """The application; its lifespan opens and closes the link to the core."""
+    frontend = Frontend(settings)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        frontend.open()
+        try:
+            yield
+        finally:
+            frontend.close()
+
+    app = FastAPI(title="Gilir", version=health.VERSION, lifespan=lifespan, redirect_slashes=False)
+    app.state.frontend = frontend
+    for router in (completions.router, chat.router, tokenization.router, health.router):
+        app.include_router(router)
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(ClientGone, _answer_client_gone)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_middleware(RequestFrame)
+    return app
+
+
+async def _answer_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _answer_client_gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    text = {404: "there is nothing at this path", 405: f"{request.method} is not allowed here"}
+    message = text.get(error.status_code, str(error.detail))
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    headers = dict(error.headers or {})
+    return ApiError(error.status_code, message, code=code, headers=headers).response()
+
+
+class RequestFrame:
+    """Around every request: its id, one log line at its end, and 500 in the API's own shape if all else fails."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["gilir.request_id"] = _incoming_id(scope) or uuid.uuid4().hex
+        started, status = time.perf_counter(), 0
+        structlog.contextvars.bind_contextvars(request_id=scope["gilir.request_id"])
+
+        async def send_framed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                request_id = scope["gilir.request_id"].encode()
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_framed)
+        except Exception:
+            log.exception("request failed")
+            if status:
+                raise
+            await internal().response()(scope, receive, send_framed)
+        finally:
+            _log_request(scope, status, time.perf_counter() - started)
+
+
+def _incoming_id(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = value.decode("latin-1")
+            return text if REQUEST_ID.fullmatch(text) else None
+    return None
+
+
+def _log_request(scope: Scope, status: int, seconds: float) -> None:
+    route = getattr(scope.get("route"), "path", "other")
+    write = log.debug if route in QUIET_ROUTES else log.info
+    write(
+        "request",
+        request_id=scope["gilir.request_id"],
+        method=scope["method"],
+        route=route,
+        status=status,
+        ms=round(seconds * 1000, 1),
+        **scope.get("gilir.log", {}),
+    )

@@ -1,0 +1,88 @@
+"""Reading a request's body: bounded while it arrives, then one JSON object, with errors that name what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
+
+_NOT_FINITE = re.compile(rb"NaN|Infinity|\d[eE]\+?\d{3,}")
+_SEARCH_LIMIT = 1 << 20
+"""Longer bodies that do not parse are not searched for the parameter that holds a NaN."""
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Raises `ApiError` 413 as soon as it is known to be too large, `ClientGone` on a disconnect."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Parse one JSON object. Raises `ApiError` 400 for anything else, nesting bombs and non-finite numbers included."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        path = _non_finite_path(body)
+        if path is not None:
+            raise invalid(re.split(r"[.\[]", path)[0], f"{path}: must be a finite number") from None
+        raise invalid(None, f"the body is not valid JSON: {error}", "invalid_json") from None
+    if type(value) is not dict:
+        raise invalid(None, "the body must be a JSON object", "invalid_json")
+    return value
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {max_bytes} bytes", code="request_too_large")
+
+
+class _NonFinite(float):
+    """Marks a number that JSON has no room for."""
+
+
+def _non_finite_path(body: bytes) -> str | None:
+    """The path of the first NaN, Infinity or overflowing number in a body that is JSON otherwise."""
+    if len(body) > _SEARCH_LIMIT or not _NOT_FINITE.search(body):
+        return None
+    try:
+        value = json.loads(body, parse_constant=_NonFinite, parse_float=_parse_float)
+    except (ValueError, RecursionError):
+        return None
+    return _find(value, "")
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    return number if number - number == 0 else _NonFinite(number)
+
+
+def _find(root: Any, name: str) -> str | None:
+    """Depth first without recursion, in the order of the text."""
+    stack = [(name, root)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, _NonFinite):
+            return path
+        if isinstance(value, dict):
+            stack.extend((f"{path}.{k}" if path else k, v) for k, v in reversed(value.items()))
+        elif isinstance(value, list):
+            stack.extend((f"{path}[{i}]", v) for i, v in reversed(list(enumerate(value))))
+    return None

@@ -1,0 +1,225 @@
+"""One API call that generates text: its prompts are submitted, its sequences followed, its answer written."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from common.wire import SamplingParams, Submit
+from scheduler_svc.frontend.core_link import CoreLink
+from scheduler_svc.frontend.errors import from_ending
+from scheduler_svc.frontend.models import ServedModel
+from scheduler_svc.frontend.output import Entry, SequenceOutput
+from scheduler_svc.frontend.parameters import Parameters
+from scheduler_svc.frontend.prompts import Prompt
+from scheduler_svc.frontend.shapes import Shape
+from scheduler_svc.frontend.sse import ChunkWriter
+from scheduler_svc.frontend.streams import PromptScoreboard, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked for. One of `samplings` for each of `prompts`."""
+
+    model: ServedModel
+    parameters: Parameters
+    prompts: list[Prompt]
+    samplings: list[SamplingParams]
+    shape: Shape
+    request_id: str
+    logprobs: bool
+    echo: bool = False
+
+
+class Call:
+    """A task under way. `close` must be called in the end; it aborts what still runs."""
+
+    def __init__(self, task: Task, link: CoreLink) -> None:
+        self.task = task
+        self.generation = link.generation()
+        self.generation.quiet = not task.parameters.stream and task.parameters.stop is None
+        self.id = task.shape.id_prefix + task.request_id
+        self.created = int(time.time())
+        self._outputs: list[SequenceOutput] = []
+        self._echoes: list[tuple[str, list[int]]] = []
+        """For each prompt, its text and ids, where they are part of the answer."""
+        try:
+            for place, prompt in enumerate(task.prompts):
+                self._submit(link, prompt, place)
+        except BaseException:
+            self.close()
+            raise
+        self._open = len(self._outputs)
+
+    def close(self) -> None:
+        self.generation.close()
+
+    # --- start ---
+
+    def _submit(self, link: CoreLink, prompt: Prompt, place: int) -> None:
+        task, parameters = self.task, self.task.parameters
+        sampling = task.samplings[place]
+        first = len(self._outputs)
+        request = Submit(
+            first_stream=0,
+            n=parameters.n,
+            request_id=task.request_id,
+            model=task.model.name,
+            prompt=prompt.ids,
+            params=sampling,
+            priority=parameters.priority,
+            tenant=parameters.tenant,
+        )
+        link.submit(self.generation, request, first)
+        ids = prompt.ids.tolist()
+        ending = frozenset(sampling.stop_token_ids.tolist())
+        if not sampling.ignore_eos:
+            ending |= frozenset(task.model.card.eos_ids)
+        for stream in self.generation.streams[first:]:
+            self._outputs.append(self._output(stream, prompt, ids, ending, sampling.min_tokens))
+
+    def _output(
+        self, stream: Stream, prompt: Prompt, ids: list[int], ending: frozenset[int], min_tokens: int
+    ) -> SequenceOutput:
+        parameters, factory = self.task.parameters, self.task.model.tokenizer.detokenizers
+        echo = prompt.text or ""
+        if self.task.echo and prompt.text is None:
+            detokenizer = factory.create([], parameters.skip_special_tokens)
+            echo = detokenizer.push(ids)
+        else:
+            detokenizer = factory.create(ids, parameters.skip_special_tokens)
+        if self.task.echo and stream.choice % parameters.n == 0:
+            self._echoes.append((echo, ids))
+        return SequenceOutput(
+            stream,
+            detokenizer,
+            ending_ids=ending,
+            stop=parameters.stop,
+            include_stop=parameters.include_stop,
+            min_tokens=min_tokens,
+            offset=len(echo) if self.task.echo else 0,
+        )
+
+    # --- answers ---
+
+    async def collect(self) -> dict[str, Any]:
+        """The whole answer. Raises `ApiError` when a sequence does not end well."""
+        texts: list[list[str]] = [[] for _ in self._outputs]
+        entries: list[list[Entry]] = [[] for _ in self._outputs]
+        while self._open:
+            for stream in await self.generation.wait():
+                output = self._outputs[stream.choice]
+                texts[stream.choice].append(self._take(output) or "")
+                entries[stream.choice] += output.take_entries()
+                if output.failure is not None:
+                    raise from_ending(output.failure)
+        return self._answer(["".join(parts) for parts in texts], entries)
+
+    async def chunks(self, writer: ChunkWriter) -> bytes:
+        """Waits for something to send. Ends with the last chunk, after which `done` holds.
+
+        Raises `ApiError` when a sequence does not end well; what came before it is in `writer.unsent`.
+        """
+        while self._open and not writer.unsent:
+            for stream in await self.generation.wait():
+                self._write(writer, self._outputs[stream.choice])
+        if self.done:
+            writer.add_done(self.usage() if self.task.parameters.stream_options.usage else None)
+        return writer.take()
+
+    @property
+    def done(self) -> bool:
+        return not self._open
+
+    def _write(self, writer: ChunkWriter, output: SequenceOutput) -> None:
+        text = self._take(output)
+        if text is None:
+            return
+        choice = output.stream.choice
+        if output.failure is not None:
+            if text:
+                writer.add_text(choice, text, self._logprobs(output.take_entries()), self._running_usage())
+            raise from_ending(output.failure)
+        if output.finish_reason is not None and not output.reported:
+            output.reported = True
+            logprobs = self._logprobs(output.take_entries())
+            writer.add_finish(choice, text, logprobs, output.finish_reason, output.stop_reason, self._running_usage())
+        elif text:
+            writer.add_text(choice, text, self._logprobs(output.take_entries()), self._running_usage())
+        elif output.num_tokens:
+            writer.open_choice(choice, self._running_usage())
+
+    def _take(self, output: SequenceOutput) -> str | None:
+        """The text that an output has now; None while the scores of an echoed prompt are not complete."""
+        text = ""
+        if self.task.echo and not output.echoed:
+            board = output.stream.prompt_scores
+            if board is not None and not board.complete and output.stream.ended is None:
+                return None
+            output.echoed = True
+            echo, ids = self._echoes[output.stream.choice // self.task.parameters.n]
+            if self.task.logprobs:
+                output.entries = self._prompt_entries(ids, board) + output.entries
+            text = echo
+        finished = output.finished
+        text += output.take()
+        if output.finished and not finished:
+            self._open -= 1
+        return text
+
+    def _prompt_entries(self, ids: list[int], board: PromptScoreboard | None) -> list[Entry]:
+        detokenizer = self.task.model.tokenizer.detokenizers.create([], self.task.parameters.skip_special_tokens)
+        entries, offset = [], 0
+        for place, token in enumerate(ids):
+            entries.append(Entry(token, None if board is None else board.scores[place], offset, True))
+            offset += len(detokenizer.push((token,)))
+        return entries
+
+    def _logprobs(self, entries: list[Entry]) -> Any:
+        return self.task.shape.logprobs(entries) if self.task.logprobs else None
+
+    def _running_usage(self) -> dict[str, Any] | None:
+        return self.usage() if self.task.parameters.stream_options.continuous else None
+
+    def usage(self) -> dict[str, Any]:
+        """Each prompt counts once, however many sequences there are over it."""
+        prompt_tokens = sum(len(prompt.ids) for prompt in self.task.prompts)
+        completion_tokens = sum(output.num_tokens for output in self._outputs)
+        cached = sum(output.cached_tokens for output in self._outputs[:: self.task.parameters.n])
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def _answer(self, texts: list[str], entries: list[list[Entry]]) -> dict[str, Any]:
+        choices = [
+            {
+                "index": i,
+                **self.task.shape.choice(text),
+                "logprobs": self._logprobs(entries[i]),
+                "finish_reason": output.finish_reason,
+                "stop_reason": output.stop_reason,
+            }
+            for i, (text, output) in enumerate(zip(texts, self._outputs, strict=True))
+        ]
+        return {
+            "id": self.id,
+            "object": self.task.shape.object_name,
+            "created": self.created,
+            "model": self.task.model.name,
+            "choices": choices,
+            "usage": self.usage(),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """For the request's log line."""
+        reasons = [output.finish_reason for output in self._outputs]
+        return {
+            "model": self.task.model.name,
+            "prompt_tokens": sum(len(prompt.ids) for prompt in self.task.prompts),
+            "completion_tokens": sum(output.num_tokens for output in self._outputs),
+            "finish": ",".join(sorted({reason for reason in reasons if reason})),
+        }

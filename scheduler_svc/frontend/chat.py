@@ -1,0 +1,55 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler_svc.frontend.call import Task
+from scheduler_svc.frontend.client import ClientWatch
+from scheduler_svc.frontend.errors import invalid
+from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.frontend.frontend import Frontend
+from scheduler_svc.frontend.logprobs import LogprobWriter
+from scheduler_svc.frontend.parameters import MAX_LOGPROBS, log_unknown, read_parameters
+from scheduler_svc.frontend.prompts import read_chat_prompt
+from scheduler_svc.frontend.serving import check_streams, serve
+from scheduler_svc.frontend.shapes import ChatShape
+from scheduler_svc.frontend.unsupported import CHAT, refuse_unsupported
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation."""
+    return await serve(request, prepare)
+
+
+async def prepare(frontend: Frontend, fields: Fields, watch: ClientWatch, request_id: str) -> Task:
+    """Check a request, render its messages and tokenize them."""
+    refuse_unsupported(fields, CHAT)
+    model = frontend.models.find(fields.text("model", None, 1 << 20))
+    parameters = read_parameters(fields, model, max_tokens_names=("max_completion_tokens", "max_tokens"))
+    check_streams(parameters, 1, frontend.settings.max_streams_per_request)
+    wanted = fields.boolean("logprobs", False)
+    top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
+    if top is not None and top > 0 and not wanted:
+        raise invalid("top_logprobs", "top_logprobs: is only allowed with logprobs=true")
+    if wanted:
+        parameters = replace(parameters, sampling=replace(parameters.sampling, logprobs=top or 0))
+    add_special_tokens = bool(parameters.add_special_tokens)
+    prompt = await read_chat_prompt(fields, model, add_special_tokens, frontend.pool, watch)
+    log_unknown(fields)
+    return Task(
+        model=model,
+        parameters=parameters,
+        prompts=[prompt],
+        samplings=[parameters.sampling_for(model, len(prompt.ids), None, "messages")],
+        shape=ChatShape(LogprobWriter(model.tokenizer, top or 0, parameters.skip_special_tokens)),
+        request_id=request_id,
+        logprobs=wanted,
+    )

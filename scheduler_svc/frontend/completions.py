@@ -1,0 +1,61 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler_svc.frontend.call import Task
+from scheduler_svc.frontend.client import ClientWatch
+from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.frontend.frontend import Frontend
+from scheduler_svc.frontend.logprobs import LogprobWriter
+from scheduler_svc.frontend.parameters import MAX_LOGPROBS, log_unknown, read_parameters
+from scheduler_svc.frontend.prompts import read_completion_prompts
+from scheduler_svc.frontend.serving import check_streams, serve
+from scheduler_svc.frontend.shapes import CompletionShape
+from scheduler_svc.frontend.unsupported import COMPLETIONS, refuse_best_of, refuse_unsupported
+
+router = APIRouter()
+
+DEFAULT_MAX_TOKENS = 16
+
+
+@router.post("/v1/completions")
+async def create_completion(request: Request) -> Response:
+    """Continue prompts, given as text or as token ids."""
+    return await serve(request, prepare)
+
+
+async def prepare(frontend: Frontend, fields: Fields, watch: ClientWatch, request_id: str) -> Task:
+    """Check a request and tokenize its prompts."""
+    refuse_unsupported(fields, COMPLETIONS)
+    model = frontend.models.find(fields.text("model", None, 1 << 20))
+    parameters = read_parameters(fields, model, max_tokens_names=("max_tokens",))
+    refuse_best_of(fields, parameters.n)
+    top = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
+    echo = fields.boolean("echo", False)
+    raw = fields.raw("prompt")
+    if type(raw) is list and raw and type(raw[0]) in (str, list):
+        check_streams(parameters, len(raw), frontend.settings.max_streams_per_request)
+    else:
+        check_streams(parameters, 1, frontend.settings.max_streams_per_request)
+    log_unknown(fields)
+    if top is not None:
+        sampling = replace(parameters.sampling, logprobs=top, prompt_logprobs=top if echo else -1)
+        parameters = replace(parameters, sampling=sampling)
+    add_special_tokens = True if parameters.add_special_tokens is None else parameters.add_special_tokens
+    prompts = await read_completion_prompts(fields, model, add_special_tokens, frontend.pool, watch)
+    return Task(
+        model=model,
+        parameters=parameters,
+        prompts=prompts,
+        samplings=[parameters.sampling_for(model, len(p.ids), DEFAULT_MAX_TOKENS, "prompt") for p in prompts],
+        shape=CompletionShape(LogprobWriter(model.tokenizer, top or 0, parameters.skip_special_tokens)),
+        request_id=request_id,
+        logprobs=top is not None,
+        echo=echo,
+    )

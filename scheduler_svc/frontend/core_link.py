@@ -1,0 +1,229 @@
+"""The link to the core: a ZeroMQ DEALER, read from the event loop, and the streams that are live on it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import structlog
+import zmq
+
+from common.wire import (
+    MAX_MESSAGE_BYTES,
+    Abort,
+    Ended,
+    FrontendHello,
+    LogprobColumns,
+    Message,
+    PromptScores,
+    Serving,
+    Stats,
+    Submit,
+    Tokens,
+    WireError,
+    decode,
+    encode,
+)
+from scheduler_svc.frontend.errors import unavailable
+from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Scores, Stream
+
+log = structlog.get_logger()
+
+HIGH_WATER_MARK = 100_000
+LINGER_MS = 200
+MAX_DRAIN = 128
+"""Messages taken before the other tasks get a turn."""
+HELLO_S = 1.0
+STREAM_NUMBERS = 1 << 32
+
+
+class CoreLink:
+    """`open`, `submit`, `close`; the rest is told to generations and to `on_serving`."""
+
+    def __init__(
+        self, address: str, name: str, on_serving: Callable[[Serving], None], timeout_s: float, lost_s: float
+    ) -> None:
+        self._address, self._name, self._on_serving = address, name, on_serving
+        self._timeout_s, self._lost_s = timeout_s, lost_s
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._streams: dict[int, Stream] = {}
+        # A frontend that took its dead predecessor's name must not take its stream numbers.
+        self._next_number = random.getrandbits(31)
+        self._greeted = False
+        self._drain_due = False
+        self._last_heard = 0.0
+        self.generations: set[Generation] = set()
+        self.stats: Stats | None = None
+
+    # --- life ---
+
+    def open(self) -> None:
+        """Dial the core and say hello, again each second until it answers."""
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, self._name.encode())
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.connect(self._address)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._drain)
+        self._last_heard = self._loop.time() - self._timeout_s
+        self._timer = self._loop.call_later(HELLO_S, self._tick)
+        self._send(FrontendHello(self._name))
+
+    def close(self) -> None:
+        if self._context is None:
+            return
+        self._timer.cancel()
+        self._loop.remove_reader(self._fd)
+        self._socket.close()
+        self._context.term()
+        self._context = None
+
+    def _tick(self) -> None:
+        """Each second: greet a core that has not answered, give up on one that has long been silent."""
+        self._timer = self._loop.call_later(HELLO_S, self._tick)
+        silence = self._loop.time() - self._last_heard
+        if self._greeted and silence >= self._lost_s:
+            log.error("the core is lost", silent_s=round(silence, 1))
+            self._greeted = False
+            self.fail_all("the scheduler does not answer")
+        if not self._greeted:
+            self._send(FrontendHello(self._name))
+
+    def fail_all(self, reason: str, code: str = "service_unavailable") -> None:
+        """End every open request with 503."""
+        for generation in list(self.generations):
+            generation.fail(unavailable(reason, code))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the core was heard of lately."""
+        return self._loop.time() - self._last_heard < self._timeout_s
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    # --- requests ---
+
+    def generation(self) -> Generation:
+        """A request without streams yet. Its `close` must be called in the end."""
+        generation = Generation(self._abort, self.generations.discard)
+        self.generations.add(generation)
+        return generation
+
+    def submit(self, generation: Generation, request: Submit, first_choice: int) -> None:
+        """Send one prompt of a request under fresh stream numbers. Raises `ApiError` 503 if the core is not there."""
+        if not self.alive:
+            raise unavailable("the scheduler does not answer")
+        first = self._take_numbers(request.n)
+        scored = request.params.logprobs >= 0
+        board = PromptScoreboard(request.prompt) if request.params.prompt_logprobs >= 0 else None
+        for i in range(request.n):
+            stream = Stream(generation, first + i, first_choice + i, scored, board)
+            self._streams[first + i] = stream
+            generation.streams.append(stream)
+        if not self._send(replace(request, first_stream=first)):
+            raise unavailable("the scheduler does not keep up")
+
+    def _take_numbers(self, n: int) -> int:
+        """The first of `n` consecutive numbers that no live stream has."""
+        first = self._next_number
+        while first + n > STREAM_NUMBERS or any(first + i in self._streams for i in range(n)):
+            first = 0 if first + n > STREAM_NUMBERS else first + n
+        self._next_number = first + n
+        return first
+
+    def _abort(self, numbers: list[int]) -> None:
+        live = [number for number in numbers if self._streams.pop(number, None) is not None]
+        if live:
+            self._send(Abort(np.array(live, np.uint32)))
+
+    # --- messages ---
+
+    def _send(self, message: Message) -> bool:
+        if self._context is None:
+            return False
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        # Sending may swallow the signal that there is something to read.
+        if not self._drain_due:
+            self._drain_due = True
+            self._loop.call_soon(self._drain)
+        return True
+
+    def _drain(self) -> None:
+        self._drain_due = False
+        if self._context is None:
+            return
+        for _ in range(MAX_DRAIN):
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._handle(decode(parts[-1]))
+            except WireError as error:
+                log.warning("junk from the core dropped", error=str(error))
+        if not self._drain_due:
+            self._drain_due = True
+            self._loop.call_soon(self._drain)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Tokens():
+                self._take_tokens(message)
+            case Ended():
+                self._take_ended(message)
+            case PromptScores():
+                stream = self._streams.get(message.stream)
+                if stream is not None and stream.prompt_scores is not None:
+                    stream.prompt_scores.add(message)
+                    stream.tell()
+            case Stats():
+                self.stats = message
+            case Serving():
+                self._greeted = True
+                self._on_serving(message)
+            case _:
+                log.warning("unexpected message from the core dropped", kind=type(message).__name__)
+                return
+        self._last_heard = self._loop.time()
+
+    def _take_tokens(self, message: Tokens) -> None:
+        streams = self._streams
+        if len(message.logprobs.rows):
+            scores = _by_row(message.logprobs)
+            for row, (number, token) in enumerate(zip(message.streams.tolist(), message.tokens.tolist(), strict=True)):
+                stream = streams.get(number)
+                if stream is not None:
+                    stream.put(token, scores.get(row))
+            return
+        for number, token in zip(message.streams.tolist(), message.tokens.tolist(), strict=True):
+            stream = streams.get(number)
+            if stream is not None:
+                stream.put(token)
+
+    def _take_ended(self, message: Ended) -> None:
+        stream = self._streams.pop(message.stream, None)
+        if stream is not None:
+            stream.ended = message
+            stream.tell()
+
+
+def _by_row(columns: LogprobColumns) -> dict[int, Scores]:
+    """Each row's entries."""
+    ids, values, found, place = columns.token_ids.tolist(), columns.values.tolist(), {}, 0
+    for row, width in zip(columns.rows.tolist(), columns.widths.tolist(), strict=True):
+        found[row] = (ids[place : place + width], values[place : place + width])
+        place += width
+    return found

@@ -1,0 +1,56 @@
+"""The streamed answer of a call, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from scheduler_svc.frontend.call import Call
+from scheduler_svc.frontend.errors import ApiError, ClientGone
+from scheduler_svc.frontend.sse import ChunkWriter
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream(Response):
+    """Sends chunks as they come, all that has come at once. `first`: those that are there already."""
+
+    def __init__(self, call: Call, writer: ChunkWriter, first: bytes, on_end: Callable[[], None]) -> None:
+        super().__init__()
+        self._call, self._writer, self._first, self._on_end = call, writer, first, on_end
+        self._failed = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generation = self._call.generation
+        clock = asyncio.get_running_loop().time
+        generation.transport = scope.get("gilir.transport")
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            body, more = self._first, not self._call.done
+            while True:
+                generation.sending_since = clock()
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+                generation.sending_since = None
+                if not more:
+                    return
+                body = await self._next()
+                more = not (self._call.done or self._failed)
+        except ClientGone:
+            return
+        finally:
+            self._on_end()
+
+    async def _next(self) -> bytes:
+        try:
+            return await self._call.chunks(self._writer)
+        except ApiError as error:
+            self._failed = True
+            self._writer.add_error(error)
+            return self._writer.take()

@@ -1,0 +1,89 @@
+"""What the requests of one frontend process share."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+from starlette.requests import Request
+
+from common.wire import Serving
+from scheduler_svc.frontend.core_link import CoreLink
+from scheduler_svc.frontend.errors import unavailable
+from scheduler_svc.frontend.models import Models
+from scheduler_svc.frontend.settings import FrontendSettings
+
+log = structlog.get_logger()
+
+SWEEP_S = 1.0
+
+
+class Frontend:
+    """The link to the core, the served models, the threads, and whether new requests are taken."""
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        self.settings = settings
+        self.pool = ThreadPoolExecutor(settings.tokenizer_threads, "tokenizer")
+        self.models = Models(self.pool)
+        self.link = CoreLink(
+            settings.core, settings.name, self._take_serving, settings.core_timeout_s, settings.core_lost_s
+        )
+        self.leaving = False
+        """This process has been told to end."""
+        self._updates: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        self.link.open()
+        self._loop = asyncio.get_running_loop()
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def close(self) -> None:
+        self._sweeper.cancel()
+        self.link.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def _take_serving(self, serving: Serving) -> None:
+        task = asyncio.get_running_loop().create_task(self.models.update(serving))
+        self._updates.add(task)
+        task.add_done_callback(self._updates.discard)
+
+    @property
+    def live(self) -> bool:
+        """Whether the core's loop turns, as far as is known here."""
+        return self.link.alive
+
+    @property
+    def stopping(self) -> bool:
+        stats = self.link.stats
+        return self.leaving or (stats is not None and stats.stopping)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served now."""
+        stats = self.link.stats
+        return self.live and not self.stopping and stats is not None and stats.ready
+
+    def admit(self) -> None:
+        """Raise `ApiError` 503 if no new request is taken."""
+        if self.stopping:
+            raise unavailable("the service is stopping", "shutting_down")
+        if not self.live:
+            raise unavailable("the scheduler does not answer", "no_scheduler")
+
+    def _sweep(self) -> None:
+        """Each second: break connections whose readers have fallen too far behind, which aborts their requests."""
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        now = self._loop.time()
+        for generation in list(self.link.generations):
+            if generation.sending_since is None or generation.transport is None:
+                continue
+            unsent = generation.unsent_tokens
+            stalled = now - generation.sending_since > self.settings.stalled_client_s
+            if stalled or unsent > self.settings.max_unsent_tokens:
+                log.warning("slow reader dropped", unsent_tokens=unsent)
+                generation.transport.abort()
+
+
+def frontend_of(request: Request) -> Frontend:
+    return request.app.state.frontend  # type: ignore[no-any-return]

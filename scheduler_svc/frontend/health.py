@@ -1,0 +1,65 @@
+"""`GET /health…`, `/version`, `/v1/models` and `/metrics`: all answered from what the core told last, at once."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler_svc.frontend.exposition import registry_of
+from scheduler_svc.frontend.frontend import frontend_of
+
+router = APIRouter()
+
+try:
+    VERSION = version("gilir")
+except PackageNotFoundError:
+    VERSION = "0"
+
+
+@router.get("/health/live")
+async def live(request: Request) -> Response:
+    """200 while the core's loop turns."""
+    return _status(frontend_of(request).live, "live")
+
+
+@router.get("/health/ready")
+@router.get("/health")
+async def ready(request: Request) -> Response:
+    """200 while an executor is attached and new requests are taken."""
+    return _status(frontend_of(request).ready, "ready")
+
+
+def _status(good: bool, word: str) -> Response:
+    return _json({"status": word if good else f"not {word}"}, 200 if good else 503)
+
+
+@router.get("/version")
+async def tell_version() -> Response:
+    return _json({"version": VERSION})
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    return _json({"object": "list", "data": [model.describe() for model in frontend_of(request).models]})
+
+
+@router.get("/v1/models/{name:path}")
+async def tell_model(request: Request, name: str) -> Response:
+    return _json(frontend_of(request).models.find(name).describe())
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """The core's figures in Prometheus' text format."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(registry_of(frontend_of(request).link.stats)), headers={"content-type": content_type})
+
+
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")

@@ -1,0 +1,107 @@
+"""The models that can be asked for, as the core announced them, each with its tokenizer and chat template."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from common.wire import ModelCard, Serving
+from scheduler_svc.frontend.chat_template import ChatTemplate, template_source
+from scheduler_svc.frontend.errors import ApiError, invalid, unavailable
+from scheduler_svc.frontend.tokenizer import Tokenizer, TokenizerError
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model. `kv_capacity`: tokens of KV in the largest pool; 0 while no executor is attached."""
+
+    card: ModelCard
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    kv_capacity: int
+    created: int
+
+    @property
+    def name(self) -> str:
+        return self.card.name
+
+    @property
+    def longest_text(self) -> int:
+        """Characters above which no text can fit the context, whatever it says."""
+        return self.card.max_model_len * self.tokenizer.longest_token
+
+    def describe(self) -> dict[str, Any]:
+        """The entry of `/v1/models`."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "gilir",
+            "root": self.name,
+            "parent": None,
+            "max_model_len": self.card.max_model_len,
+        }
+
+
+class Models:
+    """The served models by name. A `Serving` takes effect as a whole, once all its tokenizers are built."""
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self._served: dict[str, ServedModel] = {}
+        self._announcements = 0
+
+    async def update(self, serving: Serving) -> None:
+        """Take over an announcement, unless a later one was taken over meanwhile."""
+        self._announcements += 1
+        number = self._announcements
+        loop = asyncio.get_running_loop()
+        served: dict[str, ServedModel] = {}
+        for card, capacity in zip(serving.models, serving.kv_capacity, strict=False):
+            known = self._served.get(card.name)
+            if known is not None and _alike(known.card, card):
+                served[card.name] = replace(known, card=card, kv_capacity=capacity)
+                continue
+            try:
+                served[card.name] = await loop.run_in_executor(self._pool, _build, card, capacity)
+            except TokenizerError as error:
+                log.error("model not served", model=card.name, reason=str(error))
+        if number == self._announcements:
+            self._served = served
+
+    def __iter__(self) -> Any:
+        return iter(self._served.values())
+
+    def find(self, name: str | None) -> ServedModel:
+        """The named model; without a name, the only one. Raises `ApiError`."""
+        if not self._served:
+            raise unavailable("no model is served now: no executor is attached", "no_model")
+        if not name:
+            if len(self._served) == 1:
+                return next(iter(self._served.values()))
+            raise invalid("model", "model: is required, as several are served; GET /v1/models lists them")
+        model = self._served.get(name)
+        if model is None:
+            shown = name if len(name) <= 100 else name[:100] + "…"
+            text = f"The model {shown!r} does not exist. GET /v1/models lists those that do."
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return model
+
+
+def _alike(one: ModelCard, other: ModelCard) -> bool:
+    """Whether the built tokenizer and template can stay."""
+    return one.tokenizer_files == other.tokenizer_files and one.chat_template == other.chat_template
+
+
+def _build(card: ModelCard, capacity: int) -> ServedModel:
+    tokenizer = Tokenizer(card.tokenizer_files)
+    template = ChatTemplate(template_source(card.chat_template, tokenizer.config), tokenizer.special_tokens)
+    log.info("model served", model=card.name, sampling_defaults=card.default_params, context=card.max_model_len)
+    return ServedModel(card, tokenizer, template, capacity, int(time.time()))

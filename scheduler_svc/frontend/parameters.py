@@ -1,0 +1,191 @@
+"""The parameters that both kinds of completion share, checked against the model they are for."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import structlog
+
+from common.wire import SamplingParams
+from scheduler_svc.frontend.errors import invalid
+from scheduler_svc.frontend.fields import Fields, show
+from scheduler_svc.frontend.models import ServedModel
+from scheduler_svc.frontend.stop_strings import StopAutomaton
+
+log = structlog.get_logger()
+
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 4096
+"""Of all stop strings of a request together."""
+MAX_STOP_TOKENS = 4096
+MAX_LOGPROBS = 20
+MAX_TOKENS = 1 << 24
+IGNORED = ("metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+"""Known fields that need no answer here."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """`usage`: a last chunk tells the usage. `continuous`: every chunk does."""
+
+    usage: bool = False
+    continuous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """A checked request without its prompt. `sampling.max_tokens` is 0 until the prompt's length is known."""
+
+    n: int
+    sampling: SamplingParams
+    max_tokens: int | None
+    stop: StopAutomaton | None
+    include_stop: bool
+    skip_special_tokens: bool
+    stream: bool
+    stream_options: StreamOptions
+    priority: int
+    tenant: str
+    request_id: str | None
+    add_special_tokens: bool | None
+
+    def sampling_for(
+        self, model: ServedModel, prompt_length: int, default_max_tokens: int | None, param: str
+    ) -> SamplingParams:
+        """Sampling parameters with the final `max_tokens`. Raises `ApiError` 400 when prompt and answer cannot fit.
+
+        Without max_tokens the answer may take `default_max_tokens`, or all that is left where that is None or less.
+        """
+        room = model.card.max_model_len - prompt_length
+        wanted = self.max_tokens
+        if room < 1 or (wanted is not None and wanted > room):
+            asked = "" if wanted is None else f" and asks for {wanted} more"
+            text = (
+                f"This model's context holds {model.card.max_model_len} tokens; the prompt has {prompt_length}{asked}."
+            )
+            raise invalid(param, text, "context_length_exceeded")
+        if model.kv_capacity:
+            kv_room = model.kv_capacity - prompt_length + 1
+            if kv_room < 1 or (wanted is not None and wanted > kv_room):
+                need = prompt_length + (wanted or 1) - 1
+                text = f"The request needs KV for {need} tokens; the largest executor holds {model.kv_capacity}."
+                raise invalid(param, text, "kv_capacity_exceeded")
+            room = min(room, kv_room)
+        if wanted is None:
+            wanted = room if default_max_tokens is None else min(room, default_max_tokens)
+        if self.sampling.min_tokens > wanted:
+            raise invalid(
+                "min_tokens", f"min_tokens: must not exceed max_tokens ({wanted}), got {self.sampling.min_tokens}"
+            )
+        return replace(self.sampling, max_tokens=wanted)
+
+
+def read_parameters(fields: Fields, model: ServedModel, *, max_tokens_names: tuple[str, ...]) -> Parameters:
+    """Read all but the prompt and the logprobs. Of `max_tokens_names` the first that is given counts."""
+    max_tokens = None
+    for name in reversed(max_tokens_names):
+        max_tokens = fields.integer(name, max_tokens, 1, MAX_TOKENS)
+    stream = fields.boolean("stream", False)
+    for name in IGNORED:
+        fields.raw(name)
+    return Parameters(
+        n=fields.integer("n", 1, 1, 128),
+        sampling=_read_sampling(fields, model),
+        max_tokens=max_tokens,
+        stop=_read_stop(fields),
+        include_stop=fields.boolean("include_stop_str_in_output", False),
+        skip_special_tokens=fields.boolean("skip_special_tokens", True),
+        stream=stream,
+        stream_options=_read_stream_options(fields, stream),
+        priority=fields.integer("priority", 0, -(1 << 31), (1 << 31) - 1),
+        tenant=fields.text("user", "", 256),
+        request_id=fields.text("request_id", None, 200),
+        add_special_tokens=fields.boolean("add_special_tokens", None),
+    )
+
+
+def log_unknown(fields: Fields) -> None:
+    """Fields that nobody knows are passed over."""
+    unknown = fields.unknown()
+    if unknown:
+        log.debug("unknown fields ignored", fields=[name[:60] for name in unknown[:20]])
+
+
+def _read_sampling(fields: Fields, model: ServedModel) -> SamplingParams:
+    """A field that the request leaves out takes the model's own default, then the API's; an explicit 0 stands."""
+    vocab_size, own = model.card.vocab_size, model.card.default_params
+    bias_ids, bias_values = _read_bias(fields, vocab_size)
+    return SamplingParams(
+        max_tokens=0,
+        temperature=fields.number("temperature", own.get("temperature", 1.0), 0, 2),
+        top_p=fields.number("top_p", own.get("top_p", 1.0), 0, 1, above=True),
+        top_k=min(vocab_size, max(0, fields.integer("top_k", int(own.get("top_k", 0)), -1, MAX_TOKENS))),
+        min_p=fields.number("min_p", own.get("min_p", 0.0), 0, 1),
+        seed=_read_seed(fields),
+        presence_penalty=fields.number("presence_penalty", 0.0, -2, 2),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, -2, 2),
+        repetition_penalty=fields.number("repetition_penalty", own.get("repetition_penalty", 1.0), 0, 10, above=True),
+        min_tokens=fields.integer("min_tokens", 0, 0, MAX_TOKENS),
+        ignore_eos=fields.boolean("ignore_eos", False),
+        stop_token_ids=token_ids(fields.array("stop_token_ids", [], MAX_STOP_TOKENS), vocab_size, "stop_token_ids"),
+        bias_ids=bias_ids,
+        bias_values=bias_values,
+    )
+
+
+def _read_seed(fields: Fields) -> int:
+    """Negative seeds count from 2**64 down; -1, as elsewhere, and no seed at all mean a random one."""
+    seed = fields.integer("seed", -1, -(1 << 63), (1 << 64) - 1)
+    return random.getrandbits(64) if seed == -1 else seed % (1 << 64)
+
+
+def token_ids(values: list[Any], vocab_size: int, path: str) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Check token ids against the vocabulary."""
+    if any(type(value) is not int for value in values):
+        place = next(i for i, value in enumerate(values) if type(value) is not int)
+        raise invalid(path, f"{path}[{place}]: expected a token id, got {show(values[place])}")
+    if values and not (min(values) >= 0 and max(values) < vocab_size):
+        place = next(i for i, value in enumerate(values) if not 0 <= value < vocab_size)
+        raise invalid(path, f"{path}[{place}]: token ids must be in [0, {vocab_size - 1}], got {show(values[place])}")
+    return np.array(values, np.int32)
+
+
+def _read_bias(fields: Fields, vocab_size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    bias = fields.object("logit_bias", {})
+    if len(bias) > vocab_size:
+        raise invalid("logit_bias", "logit_bias: has more entries than the vocabulary")
+    ids, values = [], []
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and str(int(key[:12])) == key):
+            raise invalid("logit_bias", f"logit_bias: keys must be token ids, got {show(key)}")
+        ids.append(int(key))
+        values.append(Fields.check_number("logit_bias", value, -100, 100))
+    return token_ids(ids, vocab_size, "logit_bias"), np.array(values, np.float32)
+
+
+def _read_stop(fields: Fields) -> StopAutomaton | None:
+    value = fields.raw("stop")
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if type(stops) is not list or not all(isinstance(stop, str) for stop in stops):
+        raise invalid("stop", f"stop: expected a string or an array of strings, got {show(value)}")
+    if len(stops) > MAX_STOPS:
+        raise invalid("stop", f"stop: at most {MAX_STOPS} strings, got {len(stops)}")
+    if not all(stops):
+        raise invalid("stop", "stop: strings must not be empty")
+    if sum(map(len, stops)) > MAX_STOP_CHARACTERS:
+        raise invalid("stop", f"stop: longer than {MAX_STOP_CHARACTERS} characters together")
+    return StopAutomaton(stops) if stops else None
+
+
+def _read_stream_options(fields: Fields, stream: bool) -> StreamOptions:
+    options = fields.object("stream_options", None)
+    if options is None:
+        return StreamOptions()
+    if not stream:
+        raise invalid("stream_options", "stream_options: is only allowed with stream=true")
+    inner = Fields(options, "stream_options")
+    usage = inner.boolean("include_usage", False)
+    return StreamOptions(usage=usage, continuous=usage and inner.boolean("continuous_usage_stats", False))

@@ -1,0 +1,158 @@
+"""Prompts: from what a request says to token ids, without ever holding up the event loop for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.frontend.chat_template import RESERVED
+from scheduler_svc.frontend.client import ClientWatch
+from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
+from scheduler_svc.frontend.fields import Fields, show
+from scheduler_svc.frontend.messages import read_messages
+from scheduler_svc.frontend.models import ServedModel
+from scheduler_svc.frontend.parameters import token_ids
+
+T = TypeVar("T")
+INLINE_CHARACTERS = 4096
+"""Texts up to this length are tokenized at once, about 3 ms; longer ones in a thread."""
+INLINE_MESSAGES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: its ids, and the text that the client gave, where it gave text."""
+
+    ids: NDArray[np.int32]
+    text: str | None
+
+
+async def read_completion_prompts(
+    fields: Fields, model: ServedModel, add_special_tokens: bool, pool: Executor, watch: ClientWatch
+) -> list[Prompt]:
+    """`prompt`: a string, an array of strings, token ids, or an array of arrays of token ids."""
+    raw = fields.raw("prompt")
+    if raw is None:
+        raise invalid("prompt", "prompt: is required")
+    if type(raw) not in (str, list):
+        raise invalid("prompt", f"prompt: expected a string or an array, got {show(raw)}")
+    if not raw and type(raw) is list:
+        raise invalid("prompt", "prompt: must not be empty")
+    single = type(raw) is str or type(raw[0]) not in (str, list)
+    items = [raw] if single else raw
+    kind = str if (single and type(raw) is str) or type(items[0]) is str else list
+    prompts = []
+    for i, item in enumerate(items):
+        path = "prompt" if single else f"prompt[{i}]"
+        if type(item) is not kind:
+            raise invalid(path, f"{path}: all prompts must be of one kind, got {show(item)}")
+        if isinstance(item, str):
+            ids = await tokenize(item, model, add_special_tokens, "prompt", pool, watch)
+            prompts.append(Prompt(ids, item))
+        else:
+            prompts.append(Prompt(_checked_ids(item, model, path), None))
+        if not len(prompts[-1].ids):
+            raise invalid("prompt", f"{path}: has no tokens", "empty_prompt")
+    return prompts
+
+
+def _checked_ids(ids: list[Any], model: ServedModel, path: str) -> NDArray[np.int32]:
+    if len(ids) > model.card.max_model_len:
+        raise too_long(model, "prompt", f"the prompt has {len(ids)}")
+    return token_ids(ids, model.card.vocab_size, path)
+
+
+async def read_chat_prompt(
+    fields: Fields, model: ServedModel, add_special_tokens: bool, pool: Executor, watch: ClientWatch
+) -> Prompt:
+    """The messages through the chat template, which writes its own special tokens: none are added by default."""
+    rendering = read_rendering(fields, model)
+    text = rendering() if _is_small(fields.raw("messages")) else await run_in_pool(pool, watch, rendering)
+    ids = await tokenize(text, model, add_special_tokens, "messages", pool, watch)
+    if not len(ids):
+        raise invalid("messages", "messages: the chat template makes no tokens of them", "empty_prompt")
+    return Prompt(ids, text)
+
+
+def _is_small(messages: Any) -> bool:
+    """Whether checking and rendering these is a matter of a millisecond."""
+    if type(messages) is not list:
+        return True
+    return len(messages) <= INLINE_MESSAGES and _characters(messages) <= INLINE_CHARACTERS
+
+
+def _characters(messages: list[Any]) -> int:
+    """Of all text, plain or in parts; whatever else stands there counts nothing, as it will be refused."""
+    contents = [message.get("content") for message in messages if type(message) is dict]
+    parts = [part for content in contents if type(content) is list for part in content]
+    texts = contents + [part.get("text") for part in parts if type(part) is dict]
+    return sum(len(text) for text in texts if type(text) is str)
+
+
+def read_rendering(fields: Fields, model: ServedModel) -> Callable[[], str]:
+    """Check the messages and all that bears on the template. Returns what renders them."""
+    open_end = fields.boolean("continue_final_message", False)
+    add_generation_prompt = fields.boolean("add_generation_prompt", not open_end)
+    if open_end and add_generation_prompt:
+        raise invalid("continue_final_message", "continue_final_message: excludes add_generation_prompt")
+    variables = fields.object("chat_template_kwargs", {})
+    for name in variables:
+        if name in RESERVED or not name.isidentifier():
+            raise invalid("chat_template_kwargs", f"chat_template_kwargs: {show(name)} cannot be set")
+    template = model.template
+    fields.raw("messages")
+
+    def render() -> str:
+        messages = read_messages(fields, developer_as_system=not template.names_developer)
+        if open_end:
+            return template.render_open(messages, variables)
+        return template.render(messages, add_generation_prompt, variables)
+
+    return render
+
+
+async def tokenize(
+    text: str, model: ServedModel, add_special_tokens: bool, param: str, pool: Executor, watch: ClientWatch
+) -> NDArray[np.int32]:
+    """Ids of a text. One that is too long by its characters alone is refused before it is tokenized."""
+    if len(text) > model.longest_text:
+        raise too_long(model, param, f"the prompt has {len(text)} characters, more than any {model.card.max_model_len}")
+    ids = await encode(text, model, add_special_tokens, pool, watch)
+    if len(ids) > model.card.max_model_len:
+        raise too_long(model, param, f"the prompt has {len(ids)}")
+    return np.array(ids, np.int32)
+
+
+async def encode(
+    text: str, model: ServedModel, add_special_tokens: bool, pool: Executor, watch: ClientWatch
+) -> Sequence[int]:
+    if len(text) <= INLINE_CHARACTERS:
+        return model.tokenizer.encode(text, add_special_tokens)
+    return await run_in_pool(pool, watch, model.tokenizer.encode, text, add_special_tokens)
+
+
+async def run_in_pool(pool: Executor, watch: ClientWatch, work: Callable[..., T], *arguments: Any) -> T:
+    """Run in a thread, unless the client leaves before: then raises `ClientGone` at once."""
+    if watch.gone:
+        raise ClientGone
+    future = asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
+    watch.on_gone = future.cancel
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if watch.gone:
+            raise ClientGone from None
+        raise
+    finally:
+        watch.on_gone = None
+
+
+def too_long(model: ServedModel, param: str, what: str) -> ApiError:
+    text = f"This model's context holds {model.card.max_model_len} tokens; {what}."
+    return invalid(param, text, "context_length_exceeded")

@@ -1,0 +1,96 @@
+"""The HTTP server of a frontend process: uvicorn with an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from scheduler_svc.frontend.frontend import Frontend
+
+log = structlog.get_logger()
+
+FLUSH_S = 2
+"""What answers that are complete get to reach their clients at the end."""
+TURN_S = 0.05
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """Lets the application see the connection, to break it when its reader has stalled."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["gilir.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+
+
+class Server(uvicorn.Server):
+    """On SIGTERM or SIGINT new requests get 503 while open ones go on; when those have ended, the process does.
+
+    Requests that are open when the grace is over, or when a second signal comes, end with an error. Exit status 0.
+    """
+
+    def __init__(self, app: FastAPI, *, exit_with_parent: bool) -> None:
+        config = uvicorn.Config(
+            app,
+            http=HttpProtocol,
+            ws="none",
+            loop="uvloop",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=FLUSH_S,
+        )
+        super().__init__(config)
+        self._frontend: Frontend = app.state.frontend
+        self._parent = os.getppid() if exit_with_parent else None
+        self._num_signals = 0
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._handle_stop)
+        yield
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    def _handle_stop(self) -> None:
+        self._num_signals += 1
+        if self._num_signals == 1:
+            self._frontend.leaving = True
+            self._stop_task = asyncio.get_running_loop().create_task(self._stop())
+
+    async def _stop(self) -> None:
+        """Wait for open requests, then let uvicorn close."""
+        loop = asyncio.get_running_loop()
+        link, until = self._frontend.link, loop.time() + self._frontend.settings.grace_s
+        while link.generations and loop.time() < until and self._num_signals == 1:
+            await asyncio.sleep(TURN_S)
+        link.fail_all("the service is stopping", "shutting_down")
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0 and self._parent is not None and os.getppid() != self._parent:
+            log.error("the parent process has gone")
+            self._parent = None
+            self._num_signals = 1
+            self._handle_stop()
+            self._frontend.leaving = True
+            self._frontend.link.fail_all("the service is stopping", "shutting_down")
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def run(app: FastAPI, listener: socket.socket, *, exit_with_parent: bool) -> None:
+    """Serve on a listening socket until told to stop."""
+    Server(app, exit_with_parent=exit_with_parent).run([listener])

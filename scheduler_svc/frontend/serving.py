@@ -1,0 +1,78 @@
+"""The way of one generating request: body, task, call, answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler_svc.frontend.body import parse_object, read_body
+from scheduler_svc.frontend.call import Call, Task
+from scheduler_svc.frontend.client import ClientWatch
+from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
+from scheduler_svc.frontend.event_stream import EventStream
+from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.frontend.frontend import Frontend, frontend_of
+from scheduler_svc.frontend.parameters import Parameters
+from scheduler_svc.frontend.sse import ChunkWriter
+
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
+"""What a request id may look like, as a header and in a body."""
+
+Prepare = Callable[[Frontend, Fields, ClientWatch, str], Awaitable[Task]]
+
+
+async def serve(request: Request, prepare: Prepare) -> Response:
+    """Answer one request. `prepare` makes a task of its fields.
+
+    A streamed answer begins only when its first result is there, so an early error still has its own HTTP status.
+    """
+    frontend = frontend_of(request)
+    frontend.admit()
+    fields = Fields(parse_object(await read_body(request, frontend.settings.max_body_bytes)))
+    watch = ClientWatch(request.receive)
+    call: Call | None = None
+    streaming = False
+
+    def end() -> None:
+        if call is not None:
+            request.scope["gilir.log"] = call.summary()
+            call.close()
+        watch.close()
+
+    try:
+        task = await prepare(frontend, fields, watch, _request_id(request, fields))
+        if watch.gone:
+            raise ClientGone
+        call = Call(task, frontend.link)
+        watch.on_gone = call.generation.leave
+        if not task.parameters.stream:
+            return Response(orjson.dumps(await call.collect()), media_type="application/json")
+        with_usage = task.parameters.stream_options.usage
+        writer = ChunkWriter(call.id, call.created, task.model.name, task.shape, with_usage)
+        response = EventStream(call, writer, await call.chunks(writer), end)
+        streaming = True
+        return response
+    finally:
+        if not streaming:
+            end()
+
+
+def _request_id(request: Request, fields: Fields) -> str:
+    """The body's `request_id`, else the header's, else the one that the request was given on arrival."""
+    wanted = fields.text("request_id", None, 200)
+    if wanted is not None:
+        if not REQUEST_ID.fullmatch(wanted):
+            raise invalid("request_id", "request_id: must be 1 to 200 printable ASCII characters without spaces")
+        request.scope["gilir.request_id"] = wanted
+    return request.scope["gilir.request_id"]  # type: ignore[no-any-return]
+
+
+def check_streams(parameters: Parameters, num_prompts: int, limit: int) -> None:
+    """Raise `ApiError` 400 if the request asks for more sequences than one may."""
+    if parameters.n * num_prompts > limit:
+        text = f"n: {num_prompts} prompts times n={parameters.n} make more than {limit} sequences"
+        raise ApiError(400, text, param="n")

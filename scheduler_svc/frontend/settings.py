@@ -1,0 +1,39 @@
+"""Settings of a frontend process."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from common.settings import ServiceSettings
+
+
+class FrontendSettings(ServiceSettings):
+    """Flags of `python -m scheduler_svc.frontend`."""
+
+    table: ClassVar[str] = "frontend"
+
+    core: str = Field(description="ZeroMQ address of the core, ipc://…")
+    name: str = Field("frontend-0", min_length=1, max_length=200, description="routing identity towards the core")
+    fd: int | None = Field(None, ge=0, description="inherited listening socket; without it, host and port are bound")
+    host: str = Field("127.0.0.1", description="address to listen on, where no socket is inherited")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    grace_s: float = Field(8.0, ge=0, description="seconds that open requests get at SIGTERM")
+    max_body_mb: int = Field(32, ge=1, le=256, description="largest request body")
+    max_streams_per_request: int = Field(
+        512, ge=1, le=4096, description="most sequences (prompts times n) of a request"
+    )
+    core_timeout_s: float = Field(5.0, gt=0, description="silence of the core after which the frontend is not live")
+    core_lost_s: float = Field(
+        30.0, gt=0, description="silence of the core after which open requests end with an error"
+    )
+    max_unsent_tokens: int = Field(2048, ge=16, description="tokens a slow reader may fall behind before it is dropped")
+    stalled_client_s: float = Field(
+        60.0, gt=0, description="seconds one write to a client may take before it is dropped"
+    )
+    tokenizer_threads: int = Field(2, ge=1, le=64, description="threads for long prompts and large chats")
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.max_body_mb << 20

@@ -1,0 +1,76 @@
+"""How the two APIs write what is otherwise the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from scheduler_svc.frontend.logprobs import LogprobWriter
+from scheduler_svc.frontend.output import Entry
+
+
+class Shape(Protocol):
+    """One API's words for an answer."""
+
+    object_name: str
+    chunk_object_name: str
+    id_prefix: str
+
+    def payload(self, text: str) -> bytes:
+        """A chunk's text, as the JSON member of its choice."""
+
+    def opening(self) -> bytes:
+        """The member of a choice's first chunk, which is sent when its first result arrives; empty for none."""
+
+    def logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        """The value of `logprobs`."""
+
+    def choice(self, text: str) -> dict[str, Any]:
+        """The text's member of a choice in an answer that is not streamed."""
+
+
+class CompletionShape:
+    """`/v1/completions`."""
+
+    object_name = chunk_object_name = "text_completion"
+    id_prefix = "cmpl-"
+
+    def __init__(self, logprobs: LogprobWriter) -> None:
+        self._logprobs = logprobs
+
+    def payload(self, text: str) -> bytes:
+        return b'"text":' + orjson.dumps(text)
+
+    def opening(self) -> bytes:
+        return b""
+
+    def logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        return self._logprobs.completion(entries)
+
+    def choice(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+
+class ChatShape:
+    """`/v1/chat/completions`."""
+
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
+
+    def __init__(self, logprobs: LogprobWriter) -> None:
+        self._logprobs = logprobs
+
+    def payload(self, text: str) -> bytes:
+        return b'"delta":{"content":' + orjson.dumps(text) + b"}" if text else b'"delta":{}'
+
+    def opening(self) -> bytes:
+        return b'"delta":{"role":"assistant","content":""}'
+
+    def logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        return {"content": self._logprobs.chat(entries), "refusal": None}
+
+    def choice(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}

@@ -1,0 +1,144 @@
+"""What a request waits for: its streams, and the news that the core link brings of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.wire import Ended, PromptScores
+from scheduler_svc.frontend.errors import ApiError, ClientGone
+
+Scores = tuple[list[int], list[float]]
+"""Token ids and logprobs of one position: the token itself first, then the most likely ones in falling order."""
+
+
+class Stream:
+    """One sequence of a request. `tokens` and `scores` are what came and has not been taken yet."""
+
+    __slots__ = ("choice", "ended", "generation", "in_news", "number", "prompt_scores", "scores", "tokens")
+
+    def __init__(
+        self,
+        generation: Generation,
+        number: int,
+        choice: int,
+        scored: bool,
+        prompt_scores: PromptScoreboard | None,
+    ) -> None:
+        self.generation, self.number, self.choice = generation, number, choice
+        self.tokens: list[int] = []
+        self.scores: list[Scores | None] | None = [] if scored else None
+        """As long as `tokens`, for a stream that wants logprobs."""
+        self.prompt_scores = prompt_scores
+        self.ended: Ended | None = None
+        self.in_news = False
+
+    def put(self, token: int, scores: Scores | None = None) -> None:
+        """One token came."""
+        self.tokens.append(token)
+        if self.scores is not None:
+            self.scores.append(scores)
+        if not self.generation.quiet:
+            self.tell()
+
+    def stop(self) -> None:
+        """It has said enough: the core need not go on with it."""
+        self.generation.abort([self.number])
+
+    def tell(self) -> None:
+        """Wake the request."""
+        if not self.in_news:
+            self.in_news = True
+            generation = self.generation
+            generation.news.append(self)
+            if generation.waiter is not None and not generation.waiter.done():
+                generation.waiter.set_result(None)
+
+
+class PromptScoreboard:
+    """Logprobs of one prompt's positions, gathered as chunks of it are computed. Position 0 has none."""
+
+    def __init__(self, prompt: NDArray[np.int32]) -> None:
+        self.prompt = prompt.tolist()
+        self.scores: list[Scores | None] = [None] * len(prompt)
+        self._missing = len(prompt) - 1
+
+    @property
+    def complete(self) -> bool:
+        return self._missing <= 0
+
+    def add(self, part: PromptScores) -> None:
+        ids, values = part.token_ids.tolist(), part.values.tolist()
+        place = 0
+        for position, width in enumerate(part.widths.tolist(), part.start):
+            if width and 0 < position < len(self.scores) and self.scores[position] is None:
+                self.scores[position] = (ids[place : place + width], values[place : place + width])
+                self._missing -= 1
+            place += width
+
+
+class Generation:
+    """All streams of one API call."""
+
+    def __init__(self, abort: Callable[[list[int]], None], on_close: Callable[[Generation], None]) -> None:
+        self.abort, self._on_close = abort, on_close
+        self._loop = asyncio.get_running_loop()
+        self.streams: list[Stream] = []
+        self.news: list[Stream] = []
+        self.waiter: asyncio.Future[None] | None = None
+        self.failure: ApiError | None = None
+        self.gone = False
+        self.quiet = False
+        """Nobody waits for single tokens, only for endings."""
+        self.sending_since: float | None = None
+        """Since when a write to the client has been under way."""
+        self.transport: Any = None
+        """The client's connection, while a stream is being written to it."""
+
+    async def wait(self) -> list[Stream]:
+        """Streams of which something came. Raises `ClientGone`, and the `ApiError` that the request was failed with."""
+        if not self.news and not self.gone and self.failure is None:
+            self.waiter = self._loop.create_future()
+            try:
+                await self.waiter
+            finally:
+                self.waiter = None
+        if self.gone:
+            raise ClientGone
+        if self.failure is not None:
+            raise self.failure
+        news, self.news = self.news, []
+        for stream in news:
+            stream.in_news = False
+        return news
+
+    def leave(self) -> None:
+        """The client has gone: the core stops the work at once, and whoever waits is woken."""
+        self.gone = True
+        self._stop()
+
+    def fail(self, error: ApiError) -> None:
+        """End the request with an error that does not come from the core."""
+        self.failure = error
+        self._stop()
+
+    def _stop(self) -> None:
+        self.close()
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def close(self) -> None:
+        """Abort what still runs. Safe to call again."""
+        running = [stream.number for stream in self.streams if stream.ended is None]
+        self.streams = []
+        if running:
+            self.abort(running)
+        self._on_close(self)
+
+    @property
+    def unsent_tokens(self) -> int:
+        return sum(len(stream.tokens) for stream in self.streams)

@@ -1,0 +1,26 @@
+"""One frontend process for the whole session, in front of a scripted core."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from frontend_service import Service, run_service
+
+
+@pytest.fixture(scope="session")
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with run_service(tmp_path_factory.mktemp("ipc")) as service:
+        yield service
+
+
+@pytest.fixture
+def service(shared_service: Service) -> Service:
+    """The session's service, with the core as new."""
+    shared_service.core.reset()
+    return shared_service
