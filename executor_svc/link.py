@@ -15,6 +15,7 @@ import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
@@ -76,6 +77,8 @@ class LinkOptions:
     hello_interval_s: float = 1.0
     grace_s: float = 10.0
     """How long a stopping executor goes on serving while its sequences are moved."""
+    status_file: Path | None = None
+    """Exists while the executor is attached: a health check that asks nobody."""
 
 
 class Link:
@@ -111,6 +114,7 @@ class Link:
                     self._turn()
                 self._hang_up()
         finally:
+            self._show_status(attached=False)
             self._hang_up()
             self._context.term()
             self._waker.close()
@@ -145,6 +149,18 @@ class Link:
             self._dealer.disable_monitor()
             self._monitor.close(linger=0)
             self._dealer.close()
+
+    def _show_status(self, *, attached: bool) -> None:
+        file = self.options.status_file
+        if file is None:
+            return
+        try:
+            if attached:
+                file.touch()
+            else:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            self._log.warning("cannot write the status file", file=str(file), error=error.strerror)
 
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
@@ -226,6 +242,7 @@ class Link:
     def _forget(self) -> None:
         """The epoch is over: drop all sequences and be ready to say Hello again."""
         self._stop_heartbeat()
+        self._show_status(attached=False)
         self.handler.reset()
         self.epoch = 0
         self._faulted = False
@@ -277,6 +294,7 @@ class Link:
         self._poller.modify(self._dealer, zmq.POLLIN)
         interval_s = welcome.heartbeat_ms / 1000
         self._heartbeat = Heartbeat(self._context, self.options.dialing, self.epoch, interval_s, self._waker.wake)
+        self._show_status(attached=True)
         self._log.info("attached", epoch=self.epoch, name=self.hello.name, model=self.hello.model.name)
 
     def _on_refused(self, refused: Refused) -> None:

@@ -96,6 +96,8 @@ def _check_moves(plan: Plan, device: int, host: int) -> None:
             raise PlanError(f"{name}: block out of range")
         if len(np.unique(target)) != len(target):
             raise PlanError(f"{name}: two blocks go to one place")
+    if len(plan.copies) and np.isin(plan.copies[1::2], plan.copies[0::2]).any():
+        raise PlanError("copies: a block is both copied and overwritten")
 
 
 def _free(columns: NextColumns, plan: Plan) -> None:

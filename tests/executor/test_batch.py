@@ -238,6 +238,7 @@ BAD_PLANS = [
     bad("copy from out of range", decode_plan(2, 0, copies=ids(32, 1))),
     bad("copy to out of range", decode_plan(2, 0, copies=ids(1, -1))),
     bad("two copies to one block", decode_plan(2, 0, copies=ids(9, 11, 10, 11))),
+    bad("a chain of copies", decode_plan(2, 0, copies=ids(9, 10, 10, 11))),
     bad("odd pairs", decode_plan(2, 0, copies=ids(1))),
     bad("swap out beyond the host pool", decode_plan(2, 0, swap_outs=ids(1, 4))),
     bad("swap in from beyond the host pool", decode_plan(2, 0, swap_ins=ids(4, 1))),

@@ -1,0 +1,32 @@
+"""`python -m executor_svc`: the executor service."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+
+from common.logs import configure_logs
+from executor_svc.determinism import prepare_environment
+from executor_svc.settings import ExecutorSettings
+
+
+def _stop_loading(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run until drained or stopped. Returns the exit status."""
+    settings = ExecutorSettings.from_command_line(arguments, prog="python -m executor_svc")
+    configure_logs("executor", settings.log_format, settings.log_level)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop_loading)
+    prepare_environment()
+    # torch reads the environment when it is first imported.
+    service = importlib.import_module("executor_svc.service")
+    status: int = service.serve(settings)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

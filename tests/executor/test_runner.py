@@ -1,0 +1,343 @@
+"""The runner over a stub model that reads and writes its KV through the block tables."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.wire import Fault, FinishCode, Limits, ModelCard, Plan, Result, decode, encode
+from executor_svc.kv_cache import KVCache, block_bytes
+from executor_svc.link import FatalError
+from executor_svc.runner import Runner
+from executor_svc.warm_up import WarmUpError, warm_up
+from kernels import AttentionBatch
+from tests.executor.plans import ids, new_sequence, prefill_plan, slots
+
+VOCABULARY = 60
+LIMITS = Limits(block_size=4, num_blocks=64, num_host_blocks=6, max_num_seqs=8, max_num_batched_tokens=128)
+CARD = ModelCard(
+    name="stub", fingerprint=bytes(16), vocab_size=VOCABULARY, max_model_len=48, eos_ids=(0,), dtype="float32"
+)
+
+
+@dataclass
+class StubShape:
+    num_layers: int = 2
+    num_kv_heads: int = 1
+    head_dim: int = 8
+
+
+class StubModel:
+    """Logits from the mean of all keys and values in the context: any wrong block, position or row changes them."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.config = StubShape()
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.embedding = torch.randn(VOCABULARY, 8, generator=generator)
+        self.places = torch.randn(64, 8, generator=generator)
+        self.head = torch.randn(16, VOCABULARY, generator=generator)
+        self.broken_token: int | None = None
+        self.error: Exception | None = None
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        batch: AttentionBatch,
+        cache: KVCache,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        if self.error is not None:
+            raise self.error
+        block_size = cache.k[0].shape[1]
+        for layer in range(2):
+            value = self.embedding[token_ids] * (layer + 1) + self.places[positions]
+            cache.k[layer].view(-1, 8)[slots] = value
+            cache.v[layer].view(-1, 8)[slots] = value.square()
+        out = torch.zeros(len(token_ids), VOCABULARY)
+        bounds = batch.query_start.tolist()
+        for row, (first, last) in enumerate(itertools.pairwise(bounds)):
+            for token in range(first, last):
+                count = int(positions[token]) + 1
+                where = torch.arange(count)
+                place = batch.block_tables[row].long()[where // block_size] * block_size + where % block_size
+                keys, values = cache.k[0].view(-1, 8)[place], cache.v[1].view(-1, 8)[place]
+                out[token] = torch.cos(40 * torch.cat((keys.mean(0), values.mean(0)))) @ self.head
+                if self.broken_token is not None and int(token_ids[token]) == self.broken_token:
+                    out[token, 3] = float("nan")
+        return out[logit_rows]
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner(StubModel(), CARD, LIMITS)
+
+
+def run(runner: Runner, plan: Plan) -> Result:
+    answer = runner.run(plan)
+    assert isinstance(answer, Result), answer
+    assert decode(encode(answer)) == answer
+    return answer
+
+
+class Server:
+    """Keeps the blocks and slots of some sequences, as the scheduler would."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.iteration = 0
+        self.generation = dict.fromkeys(range(LIMITS.max_num_seqs), 0)
+        self.free_blocks = list(range(LIMITS.num_blocks))
+        self.tables: dict[int, list[int]] = {}
+        self.lengths: dict[int, int] = {}
+        self.output: dict[int, list[int]] = {}
+        self.ended: set[int] = set()
+        self.freed: list[int] = []
+
+    def step(self, new: dict[int, dict[str, Any]] | None = None, chunk: int | None = None) -> None:
+        """One iteration: decode all that run and prefill the newcomers, by chunks when `chunk` is given."""
+        decodes = [slot for slot in self.tables if slot not in self.ended]
+        appended = []
+        for slot in decodes:
+            if self.lengths[slot] > len(self.tables[slot]) * LIMITS.block_size:
+                self.tables[slot].append(self.free_blocks.pop())
+                appended.append((slot, self.tables[slot][-1]))
+        newcomers = []
+        for slot, fields in (new or {}).items():
+            tokens = fields["tokens"]
+            self.generation[slot] += 1
+            self.tables[slot] = [self.free_blocks.pop() for _ in range(-(-len(tokens) // LIMITS.block_size))]
+            self.lengths[slot], self.output[slot] = len(tokens), []
+            newcomers.append(new_sequence(slot, blocks=self.tables[slot], generation=self.generation[slot], **fields))
+        changes: dict[str, Any] = {
+            "appended_slots": slots(*(s for s, _ in appended)),
+            "appended_blocks": ids(*(b for _, b in appended)),
+            "freed": slots(*self.freed),
+        }
+        self.freed = []
+        left = {item.slot: len(item.tokens) for item in newcomers}
+        first = True
+        while first or any(left.values()):
+            rows = [slot for slot, count in left.items() if count]
+            lengths = [min(left[slot], chunk or 1000) for slot in rows]
+            self.iteration += 1
+            plan = Plan(
+                1,
+                self.iteration,
+                decodes=slots(*decodes) if first else slots(),
+                prefills=slots(*rows),
+                prefill_lengths=ids(*lengths),
+                new=tuple(newcomers) if first else (),
+                **(changes if first else {}),
+            )
+            for slot, length in zip(rows, lengths, strict=True):
+                left[slot] -= length
+            sampled = [*(decodes if first else []), *(slot for slot in rows if not left[slot])]
+            self.take(run(self.runner, plan), sampled)
+            first = False
+
+    def take(self, result: Result, sampled: list[int]) -> None:
+        for slot, token, code in zip(sampled, result.tokens.tolist(), result.finish.tolist(), strict=True):
+            self.output[slot].append(token)
+            self.lengths[slot] += 1
+            if code != FinishCode.CONTINUE:
+                self.ended.add(slot)
+
+    def free(self, slot: int) -> None:
+        self.free_blocks += self.tables.pop(slot)
+        self.ended.discard(slot)
+        self.freed.append(slot)
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "A": {"tokens": [5, 6, 7], "temperature": 0.0, "ignore_eos": True, "max_tokens": 7},
+    "B": {"tokens": [9, 8, 7, 6, 5], "temperature": 1.0, "seed": 5, "top_k": 50, "ignore_eos": True, "max_tokens": 12},
+    "C": {"tokens": [11], "temperature": 0.0, "repetition_penalty": 2.0, "ignore_eos": True, "max_tokens": 12},
+    "D": {
+        "tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9],
+        "temperature": 0.0,
+        "bias_ids": ids(9),
+        "bias_values": np.array([100], np.float32),
+        "min_tokens": 8,
+        "max_tokens": 12,
+    },
+    "E": {"tokens": [30, 31], "temperature": 0.9, "seed": 77, "top_p": 0.9, "ignore_eos": True, "max_tokens": 12},
+}
+
+
+def alone(name: str, chunk: int | None = None) -> list[int]:
+    server = Server(Runner(StubModel(), CARD, LIMITS))
+    server.step({3: REQUESTS[name]}, chunk)
+    while 3 not in server.ended:
+        server.step()
+    return server.output[3]
+
+
+@pytest.fixture(scope="module")
+def solo() -> dict[str, list[int]]:
+    return {name: alone(name) for name in REQUESTS}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("ABCD")), ids="".join)
+def test_a_request_s_tokens_do_not_depend_on_the_others(order: tuple[str, ...], solo: dict[str, list[int]]) -> None:
+    """C15: any order of arrival, one iteration apart; then the first to leave is followed by E in its slot."""
+    server = Server(Runner(StubModel(), CARD, LIMITS))
+    for slot, name in enumerate(order):
+        server.step({slot: REQUESTS[name]})
+    while not server.ended:
+        server.step()
+    seat = min(server.ended)
+    done = server.output[seat]
+    server.free(seat)
+    server.step({seat: REQUESTS["E"]})
+    while len(server.ended) < len(order):
+        server.step()
+    assert done == solo[order[seat]]
+    assert server.output[seat] == solo["E"]
+    for slot, name in enumerate(order):
+        if slot != seat:
+            assert server.output[slot] == solo[name]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 7])
+def test_chunks_make_no_difference(chunk: int, solo: dict[str, list[int]]) -> None:
+    assert {name: alone(name, chunk) for name in REQUESTS} == solo
+
+
+def test_a_resumed_sequence_says_the_same(runner: Runner, solo: dict[str, list[int]]) -> None:
+    for slot, name in enumerate("ABCDE"):
+        request, output = REQUESTS[name], solo[name]
+        tokens = [*request["tokens"], *output[:4]]
+        blocks = list(range(slot * 8, slot * 8 + 8))
+        resumed = new_sequence(
+            slot, blocks=blocks, prompt_length=len(request["tokens"]), **(request | {"tokens": tokens})
+        )
+        assert run(runner, prefill_plan(slot + 1, resumed)).tokens.tolist() == output[4:5]
+
+
+def test_prefix_hits_copies_and_swaps(runner: Runner, solo: dict[str, list[int]]) -> None:
+    """D's first two blocks, through the host and a copy, under another sequence."""
+    prompt = REQUESTS["D"]["tokens"]
+    run(runner, prefill_plan(1, new_sequence(0, prompt, [5, 6, 7])))
+    run(runner, Plan(1, 2, freed=slots(0), swap_outs=ids(5, 3, 6, 0)))
+    for layer in (*runner.cache.k, *runner.cache.v):
+        layer.zero_()
+    hit = new_sequence(1, blocks=[20, 31, 9], computed=8, **REQUESTS["D"])
+    plan = prefill_plan(3, hit, swap_ins=ids(3, 30, 0, 31), copies=ids(30, 20))
+    assert run(runner, plan).tokens.tolist() == solo["D"][:1]
+
+
+def test_no_host_pool_unless_it_is_asked_for() -> None:
+    limits = Limits(block_size=4, num_blocks=8, num_host_blocks=0, max_num_seqs=2, max_num_batched_tokens=8)
+    assert Runner(StubModel(), CARD, limits).host is None
+
+
+def test_logprobs_and_prompt_logprobs_in_chunks(runner: Runner) -> None:
+    prompt = list(range(10, 20))
+    request = {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 2}
+    whole = run(runner, prefill_plan(1, new_sequence(0, prompt, [0, 1, 2], **request)))
+    (all_at_once,) = whole.prompt_logprobs
+    assert (all_at_once.start, len(all_at_once.widths)) == (1, 9)
+    pieces = []
+    new = (new_sequence(1, prompt, [3, 4, 5], **request),)
+    for iteration, count in ((2, 4), (3, 4), (4, 2)):
+        plan = Plan(1, iteration, prefills=slots(1), prefill_lengths=ids(count), new=new if iteration == 2 else ())
+        result = run(runner, plan)
+        pieces += result.prompt_logprobs
+    assert [(piece.start, len(piece.widths)) for piece in pieces] == [(1, 4), (5, 4), (9, 1)]
+    assert np.concatenate([p.token_ids for p in pieces]).tolist() == all_at_once.token_ids.tolist()
+    assert np.concatenate([p.values for p in pieces]).tolist() == all_at_once.values.tolist()
+    assert result.logprobs == whole.logprobs
+
+
+def test_a_prompt_of_one_token_has_no_prompt_logprobs(runner: Runner) -> None:
+    result = run(runner, prefill_plan(1, new_sequence(0, [5], [0], prompt_logprobs=1)))
+    assert result.prompt_logprobs == () and len(result.tokens) == 1
+
+
+def test_output_is_not_scored_as_prompt(runner: Runner) -> None:
+    resumed = new_sequence(0, [5, 6, 7, 8], [0], prompt_length=2, prompt_logprobs=0)
+    (scored,) = run(runner, prefill_plan(1, resumed)).prompt_logprobs
+    assert (scored.start, scored.token_ids.tolist()) == (1, [6])
+
+
+def test_a_plan_without_work(runner: Runner) -> None:
+    run(runner, prefill_plan(1, new_sequence(0, [5], [0])))
+    assert len(run(runner, Plan(1, 2, freed=slots(0))).tokens) == 0
+
+
+def test_a_bad_plan_is_a_fault_and_leaves_the_runner_usable(runner: Runner) -> None:
+    fault = runner.run(prefill_plan(1, new_sequence(0, [5], [64])))
+    assert isinstance(fault, Fault)
+    assert (fault.reason, fault.slots.tolist(), fault.iteration) == ("plan", [0], 1)
+    runner.reset()
+    run(runner, prefill_plan(1, new_sequence(0, [5], [63])))
+
+
+def test_rows_with_nan_are_named(runner: Runner) -> None:
+    assert isinstance(runner.model, StubModel)
+    runner.model.broken_token = 33
+    new = (new_sequence(0, [5], [0]), new_sequence(4, [33], [1]), new_sequence(2, [6], [2]))
+    fault = runner.run(prefill_plan(1, *new))
+    assert isinstance(fault, Fault)
+    assert (fault.reason, fault.slots.tolist()) == ("nan", [4])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(RuntimeError("boom"), "error"), (torch.OutOfMemoryError("full"), "memory")]
+)
+def test_an_exception_in_the_model_is_a_fault(runner: Runner, error: Exception, reason: str) -> None:
+    assert isinstance(runner.model, StubModel)
+    runner.model.error = error
+    fault = runner.run(prefill_plan(7, new_sequence(0, [5], [0]), epoch=3))
+    assert isinstance(fault, Fault)
+    assert (fault.reason, fault.epoch, fault.iteration) == (reason, 3, 7)
+    assert str(error) in fault.message
+    assert decode(encode(fault)) == fault
+
+
+def test_a_broken_device_is_fatal_and_told(runner: Runner) -> None:
+    assert isinstance(runner.model, StubModel)
+    runner.model.error = torch.AcceleratorError("device-side assert")
+    with pytest.raises(FatalError) as caught:
+        runner.run(prefill_plan(1, new_sequence(0, [5], [0])))
+    assert caught.value.fault.reason == "device"
+
+
+def test_timings_are_told(runner: Runner) -> None:
+    result = run(runner, prefill_plan(1, new_sequence(0, [5], [0])))
+    assert result.busy_us >= result.device_us > 0
+
+
+def test_warm_up_leaves_nothing_behind(runner: Runner, solo: dict[str, list[int]]) -> None:
+    warm_up(runner)
+    assert not runner.state.columns.live.any()
+    server = Server(runner)
+    server.step({0: REQUESTS["A"]})
+    assert server.output[0] == solo["A"][:1]
+
+
+def test_warm_up_tells_what_does_not_run(runner: Runner) -> None:
+    assert isinstance(runner.model, StubModel)
+    runner.model.error = RuntimeError("no such kernel")
+    with pytest.raises(WarmUpError, match="no such kernel"):
+        warm_up(runner)
+
+
+def test_bytes_of_a_block() -> None:
+    cache = KVCache.allocate(StubShape(), 3, 4, torch.float32, torch.device("cpu"))
+    total = sum(layer.nbytes for layer in (*cache.k, *cache.v))
+    assert total == 3 * block_bytes(StubShape(), 4, torch.float32)
+
+
+def test_the_requests_are_worth_comparing(solo: dict[str, list[int]]) -> None:
+    assert {name: len(tokens) for name, tokens in solo.items()} == {"A": 7, "B": 12, "C": 12, "D": 12, "E": 12}
+    assert len({tuple(tokens) for tokens in solo.values()}) == 5
+    assert all(len(set(solo[name])) >= 4 for name in "BCE")
