@@ -6,6 +6,7 @@ A failure is answered with a `Fault`; the process goes on, unless the device is 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,10 +18,24 @@ from common.wire import Fault, Limits, LogprobColumns, ModelCard, Plan, PromptLo
 from executor_svc.batch import BatchState, PlanError, Work
 from executor_svc.kv_cache import KVCache, KVShape
 from executor_svc.link import FatalError
-from executor_svc.sampler import NonFiniteError, Sampler
+from executor_svc.sampler import NonFiniteError, Sampled, Sampler
 from kernels import AttentionBatch
 
 log = structlog.get_logger()
+
+
+MAX_SCORED_BYTES = 256 << 20
+"""Memory that the logits of prompt rows may take at a time."""
+NOTHING_SAMPLED = Sampled(np.empty(0, np.int64), LogprobColumns())
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPiece:
+    """Token rows whose logits score the prompt tokens at `start`, `start` + 1, …"""
+
+    slot: int
+    start: int
+    token_rows: NDArray[np.int64]
 
 
 class Model(Protocol):
@@ -93,28 +108,54 @@ class Runner:
 
     def _compute(self, plan: Plan, work: Work, started: float) -> Result:
         device_started = time.perf_counter()
-        tokens = np.empty(0, np.int64)
-        logprobs = LogprobColumns()
-        prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-        if len(work.slots):
-            prompt_rows = [self._prompt_tokens(work, row) for row in work.prompt_rows.tolist()]
-            logits = self._forward(work, np.concatenate((work.logit_rows, *prompt_rows)))
-            prompt_logprobs = self._score_prompts(logits[len(work.sample_rows) :], work, prompt_rows)
-            if len(work.sample_rows):
-                sampled = self.sampler.sample(logits[: len(work.sample_rows)], work)
-                tokens, logprobs = sampled.tokens, sampled.logprobs
+        sampled = NOTHING_SAMPLED
+        prompt_logprobs: list[PromptLogprobs] = []
+        for number, pieces in enumerate(self._passes(work) if len(work.slots) else ()):
+            logit_rows = work.logit_rows if number == 0 else np.empty(0, np.int64)
+            logits = self._forward(work, np.concatenate((logit_rows, *(piece.token_rows for piece in pieces))))
+            place = len(logit_rows)
+            for piece in pieces:
+                part = logits[place : place + len(piece.token_rows)]
+                prompt_logprobs.append(self.sampler.score_prompt(part, piece.slot, piece.start))
+                place += len(piece.token_rows)
+            if len(logit_rows):
+                sampled = self.sampler.sample(logits[: len(logit_rows)], work)
         device_us = int((time.perf_counter() - device_started) * 1e6)
-        finish = self.state.advance(work, tokens)
+        finish = self.state.advance(work, sampled.tokens)
         return Result(
             epoch=plan.epoch,
             iteration=plan.iteration,
-            tokens=tokens.astype(np.int32),
+            tokens=sampled.tokens.astype(np.int32),
             finish=finish,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+            logprobs=sampled.logprobs,
+            prompt_logprobs=tuple(prompt_logprobs),
             busy_us=int((time.perf_counter() - started) * 1e6),
             device_us=device_us,
         )
+
+    def _passes(self, work: Work) -> list[list[PromptPiece]]:
+        """What each forward pass scores of the prompts; nearly always there is one pass, and nothing to score.
+
+        All prompt rows' logits at once can be more than the memory holds. The pass is then run again for the rest: it
+        writes the same KV once more.
+        """
+        passes: list[list[PromptPiece]] = [[]]
+        limit = max(64, MAX_SCORED_BYTES // (4 * self.state.vocab_size))
+        room = limit
+        for row in work.prompt_rows.tolist():
+            slot = int(work.slots[row])
+            first, last = int(work.query_start[row]), int(work.query_start[row + 1])
+            # Token row `first` predicts the prompt token behind the computed ones.
+            start = int(self.state.computed[slot]) + 1
+            last = min(last, first + int(self.state.prompt_length[slot]) - start)
+            while first < last:
+                if not room:
+                    passes.append([])
+                    room = limit
+                count = min(room, last - first)
+                passes[-1].append(PromptPiece(slot, start, np.arange(first, first + count, dtype=np.int64)))
+                first, start, room = first + count, start + count, room - count
+        return passes
 
     def _forward(self, work: Work, logit_rows: NDArray[np.int64]) -> torch.Tensor:
         device = self.model.device
@@ -133,24 +174,6 @@ class Runner:
         return self.model.forward(
             tensor(work.token_ids), tensor(work.positions), tensor(work.kv_slots), batch, self.cache, tensor(logit_rows)
         )
-
-    def _prompt_tokens(self, work: Work, row: int) -> NDArray[np.int64]:
-        """Token rows of a prefill chunk that predict prompt tokens: all but one for the prompt's last token."""
-        first, last = int(work.query_start[row]), int(work.query_start[row + 1])
-        slot = int(work.slots[row])
-        left = int(self.state.prompt_length[slot]) - 1 - int(self.state.computed[slot])
-        return np.arange(first, min(last, first + left), dtype=np.int64)
-
-    def _score_prompts(
-        self, logits: torch.Tensor, work: Work, prompt_rows: list[NDArray[np.int64]]
-    ) -> tuple[PromptLogprobs, ...]:
-        scores, first = [], 0
-        for row, token_rows in zip(work.prompt_rows.tolist(), prompt_rows, strict=True):
-            slot = int(work.slots[row])
-            part = logits[first : first + len(token_rows)]
-            scores.append(self.sampler.score_prompt(part, slot, int(self.state.computed[slot]) + 1))
-            first += len(token_rows)
-        return tuple(scores)
 
 
 def _fault(plan: Plan, reason: str, message: str, slots: NDArray[np.int64] | None = None) -> Fault:

@@ -257,6 +257,29 @@ def test_logprobs_and_prompt_logprobs_in_chunks(runner: Runner) -> None:
     assert result.logprobs == whole.logprobs
 
 
+def test_prompt_logits_are_bounded(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More prompt rows than fit at a time take more passes, and say the same."""
+    prompts = [[(7 * i + j) % VOCABULARY for i in range(40)] for j in (1, 2, 3)]
+    new = [
+        new_sequence(slot, prompt, list(range(slot * 10, slot * 10 + 10)), prompt_logprobs=1)
+        for slot, prompt in enumerate(prompts)
+    ]
+    whole = run(runner, prefill_plan(1, *new))
+    monkeypatch.setattr("executor_svc.runner.MAX_SCORED_BYTES", 0)
+    runner.reset()
+    pieces = run(runner, prefill_plan(1, *new))
+    assert [(item.slot, item.start, len(item.widths)) for item in pieces.prompt_logprobs] == [
+        (0, 1, 39),
+        (1, 1, 25),
+        (1, 26, 14),
+        (2, 1, 39),
+    ]
+    assert pieces.tokens.tolist() == whole.tokens.tolist()
+    for name in ("token_ids", "values", "widths"):
+        one, other = (np.concatenate([getattr(item, name) for item in r.prompt_logprobs]) for r in (whole, pieces))
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_prompt_of_one_token_has_no_prompt_logprobs(runner: Runner) -> None:
     result = run(runner, prefill_plan(1, new_sequence(0, [5], [0], prompt_logprobs=1)))
     assert result.prompt_logprobs == () and len(result.tokens) == 1
