@@ -1,0 +1,75 @@
+"""Models: config.json and safetensors files in, a decoder and a model card out."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from common.wire import ModelCard
+from executor_svc.model.card import build_card
+from executor_svc.model.config import ModelConfig, read_config
+from executor_svc.model.decoder import Decoder
+from executor_svc.model.errors import ModelError
+from executor_svc.model.fingerprint import fingerprint
+from executor_svc.model.hub import model_folder
+from executor_svc.model.loader import load_weights, weight_files
+
+__all__ = ["Decoder", "LoadedModel", "ModelConfig", "ModelError", "load_model"]
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, and what the scheduler service is told of it."""
+
+    decoder: Decoder
+    card: ModelCard
+
+
+def load_model(
+    path: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    max_model_len: int | None = None,
+    name: str | None = None,
+) -> LoadedModel:
+    """Load a Hugging Face model folder, or a hub id where the hub can be reached.
+
+    dtype: float32, float16, bfloat16, or auto: the config's, float32 where it names none.
+    max_model_len: at most what the config allows; None takes that.
+    name: served name; None takes the last part of `path`.
+    Raises `ModelError` with one plain line: for anything the files lack, and for anything they ask that is not done.
+    """
+    folder = model_folder(path)
+    config = read_config(folder, dtype=dtype, max_model_len=max_model_len)
+    if config.ignored_fields:
+        log.warning("config.json has fields unknown here; they are not used", fields=config.ignored_fields)
+    started = time.monotonic()
+    with ThreadPoolExecutor(1, "fingerprint") as pool:
+        digest = pool.submit(fingerprint, folder / "config.json", weight_files(folder), config.dtype_name)
+        decoder = Decoder(config, load_weights(folder, config, _device(device)))
+        loaded = time.monotonic()
+        card = build_card(folder, config, digest.result(), name or path.rstrip("/").rpartition("/")[2] or None)
+    log.info(
+        "model loaded",
+        model=card.name,
+        device=str(decoder.device),
+        weights_s=round(loaded - started, 2),
+        total_s=round(time.monotonic() - started, 2),
+    )
+    return LoadedModel(decoder, card)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device: {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device

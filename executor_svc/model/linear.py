@@ -1,0 +1,82 @@
+"""Linear layers whose rows do not depend on how many rows go along."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import torch
+import torch.nn.functional as F
+
+ROW_TILE = 32
+_PROBE_ROWS = 80
+_PROBE_ELEMENTS = 1 << 22
+"""Of a larger weight only its first output rows are probed."""
+
+
+class RowTiling(Enum):
+    """How many rows of the input go into one matrix product."""
+
+    WHOLE = auto()
+    """All of them: fp32 where MKL runs in its strict mode (`executor_svc.determinism`), and the GPU."""
+    TILES = auto()
+    """At most `ROW_TILE`: oneDNN changes its bf16 kernel, and so the rounding, above that."""
+    PADDED = auto()
+    """Exactly `ROW_TILE`, filled up with zeros: any library runs one kernel then."""
+
+
+_settled: dict[tuple[torch.dtype, int, int, bool], RowTiling] = {}
+
+
+class Linear:
+    """`x W^T + b`. weight: [N, K], contiguous; bias: [N] or None."""
+
+    __slots__ = ("bias", "tiling", "weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+        self.tiling = RowTiling.WHOLE
+
+    def settle(self) -> None:
+        """Choose the tiling for this CPU, dtype and shape, by trying. Called once the weights are there."""
+        if self.weight.device.type != "cpu":
+            return
+        key = (self.weight.dtype, *self.weight.shape, self.bias is not None)
+        if key not in _settled:
+            _settled[key] = probe_tiling(self.weight, self.bias)
+        self.tiling = _settled[key]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [M, K]. Returns [M, N] of the same dtype."""
+        return tiled_linear(x, self.weight, self.bias, self.tiling)
+
+
+def tiled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tiling: RowTiling) -> torch.Tensor:
+    """x: [M, K], weight: [N, K], bias: [N] or None. Returns [M, N]."""
+    rows = x.shape[0]
+    if tiling is RowTiling.WHOLE or (tiling is RowTiling.TILES and rows <= ROW_TILE):
+        return F.linear(x, weight, bias)
+    if tiling is RowTiling.PADDED and rows % ROW_TILE:
+        x = F.pad(x, (0, 0, 0, ROW_TILE - rows % ROW_TILE))
+    if not rows:
+        return x.new_empty(0, weight.shape[0])
+    return torch.cat([F.linear(tile, weight, bias) for tile in torch.split(x, ROW_TILE)])[:rows]
+
+
+def probe_tiling(weight: torch.Tensor, bias: torch.Tensor | None) -> RowTiling:
+    """The widest tiling that gives rows the same bits alone and in company, as far as random rows show."""
+    outputs = max(1, min(weight.shape[0], _PROBE_ELEMENTS // weight.shape[1]))
+    part, bias_part = weight[:outputs], None if bias is None else bias[:outputs]
+    noise = torch.randn(_PROBE_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    alone = torch.cat([F.linear(row, part, bias_part) for row in torch.split(noise, 1)])
+    for tiling, counts in (
+        (RowTiling.WHOLE, (2, 3, 7, 16, 31, 32, 33, 48, 64, _PROBE_ROWS)),
+        (RowTiling.TILES, (2, 3, 7, 16, 31, 32)),
+    ):
+        # Bits, not values: a row of NaN must not pass for a difference.
+        if all(_same_bits(F.linear(noise[-count:], part, bias_part), alone[-count:]) for count in counts):
+            return tiling
+    return RowTiling.PADDED
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(torch.equal(a.view(torch.uint8), b.view(torch.uint8)))
