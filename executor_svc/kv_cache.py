@@ -15,9 +15,12 @@ from kernels import copy_blocks
 class KVShape(Protocol):
     """What of a model's configuration the cache depends on."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
 
 
 @dataclass

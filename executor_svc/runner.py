@@ -43,10 +43,10 @@ class Model(Protocol):
 
     @property
     def config(self) -> KVShape: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
+
+    device: torch.device
+    dtype: torch.dtype
+
     def forward(
         self,
         token_ids: torch.Tensor,

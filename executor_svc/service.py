@@ -59,8 +59,6 @@ def start(settings: ExecutorSettings) -> Link:
         name=settings.served_model_name or None,
     )
     card = loaded.card
-    if card.default_params:
-        log.info("sampling defaults of generation_config.json", **card.default_params)
     limits = make_limits(settings, loaded, device)
     runner = Runner(loaded.decoder, card, limits)
     started = time.monotonic()

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from executor_svc.determinism import prepare_environment
 from tests.executor.scripted_scheduler import ScriptedScheduler
+
+if "torch" not in sys.modules:
+    prepare_environment()
 
 
 @pytest.fixture
