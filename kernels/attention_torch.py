@@ -22,7 +22,7 @@ KEY_TILE = 128
 """Keys reduced at once."""
 QUERY_TILE = 128
 """Most query tokens of a prefill chunk worked on at once."""
-GATHER_BYTES = 2 << 20
+GATHER_BYTES = 1 << 20
 """fp32 bytes of K or V gathered at once in a decode: what stays in a core's second-level cache."""
 SCORE_BYTES = 32 << 20
 """fp32 bytes of scores a prefill holds at once."""
@@ -40,30 +40,48 @@ def paged_attention_torch(
 ) -> torch.Tensor:
     """Same contract as `kernels.paged_attention`; all arithmetic in fp32."""
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
-    key = (block_size, window)
+    key = (block_size, kv_heads, window)
     if key not in batch.derived:
-        batch.derived[key] = _Tiling.of(batch, block_size, window)
+        batch.derived[key] = _Tiling.of(batch, *key)
     tiling: _Tiling = batch.derived[key]
-    queries = (q.float() * scale).unflatten(1, (kv_heads, -1))  # [T, HK, G, D]
+    scratch: _Scratch = batch.derived.setdefault("scratch", _Scratch())
+    tokens, heads, head_dim = q.shape
+    queries = (q.float() * scale).view(tokens, kv_heads, heads // kv_heads, head_dim)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if batch.num_decodes:
-        rows = _decode(queries[: batch.num_decodes], k_cache, v_cache, tiling, softcap)
+        rows = _decode(queries[: batch.num_decodes], k_cache, v_cache, tiling, softcap, scratch)
         out[: batch.num_decodes] = rows.view(-1, *q.shape[1:])
     for chunk in tiling.chunks:
-        rows = _prefill(queries[chunk.start : chunk.stop], k_cache, v_cache, chunk, window, softcap)
+        rows = _prefill(queries[chunk.start : chunk.stop], k_cache, v_cache, chunk, window, softcap, scratch)
         out[chunk.start : chunk.stop] = rows.view(-1, *q.shape[1:])
     return out
 
 
+class _Scratch:
+    """Buffers kept for all layers of a step: fresh pages cost more than the arithmetic done in them."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """An uninitialised tensor; the same memory as the last one taken under this name."""
+        size = math.prod(shape)
+        buffer = self._buffers.get((name, dtype))
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[name, dtype] = torch.empty(size, dtype=dtype)
+        return buffer[:size].view(shape)
+
+
 @dataclass(frozen=True)
 class _Chunk:
-    """One prefill row: its query tokens, the position of the first, and the first tile it sees."""
+    """One prefill row: its query tokens, the position of the first, the first tile it sees, and the cache slots of the
+    tiles' keys (past the context: of the last key again)."""
 
     start: int
     stop: int
     position: int
     first_tile: int
-    units: torch.Tensor
+    slots: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -71,19 +89,19 @@ class _Tiling:
     """What the decode and prefill loops need, derived once a step from the batch.
 
     Decode work is a list of (row, tile) items, first tiles of all rows first, rows sorted by falling tile count: so the
-    items of the t-th tiles are one run of a prefix of the rows.
+    items of the t-th tiles are one run of a prefix of the rows. Where a tile holds a key that the row does not see, a
+    key that it does see is read instead and its score masked: so nothing of an unused slot is ever touched.
     """
 
     order: torch.Tensor  # [B] rows by falling tile count
     item_rows: torch.Tensor  # [items] place in `order`
     rows_of_tile: list[int]  # how many rows have a t-th tile
-    units: torch.Tensor  # [items, KEY_TILE / unit] cache units
-    masked: torch.Tensor | None  # [items, KEY_TILE] True where the row sees no key; None when all are seen
-    hidden: torch.Tensor  # flat positions of what `masked` marks
+    head_rows: torch.Tensor  # [items * HK * KEY_TILE] rows of the cache seen as [NB * BS * HK, D]
+    masked: torch.Tensor | None  # [items, 1, 1, KEY_TILE] True where the row sees no key; None when all are seen
     chunks: list[_Chunk]
 
     @classmethod
-    def of(cls, batch: AttentionBatch, block_size: int, window: int) -> _Tiling:
+    def of(cls, batch: AttentionBatch, block_size: int, kv_heads: int, window: int) -> _Tiling:
         decodes = batch.num_decodes
         context = batch.context_lens[:decodes].long()
         lowest = (context - window).clamp_min(0) if window else torch.zeros_like(context)
@@ -93,17 +111,16 @@ class _Tiling:
         steps = torch.arange(int(counts[0]) if decodes else 0)
         item_tile, item_rows = (steps[:, None] < counts).nonzero(as_tuple=True)
         rows = order[item_rows]
-        begin = (first[rows] + item_tile) * KEY_TILE
-        position = begin[:, None] + torch.arange(KEY_TILE)
-        masked = (position >= context[rows, None]) | (position < lowest[rows, None])
-        hidden = masked.flatten().nonzero().squeeze(1)
+        position = (first[rows] + item_tile)[:, None] * KEY_TILE + torch.arange(KEY_TILE)
+        seen = torch.minimum(torch.maximum(position, lowest[rows, None]), context[rows, None] - 1)
+        masked = position != seen
+        slots = _slots(batch.block_tables[rows], seen, block_size)
         return cls(
             order=order,
             item_rows=item_rows,
             rows_of_tile=(steps[:, None] < counts).sum(1).tolist(),
-            units=_cache_units(batch.block_tables[rows], begin, context[rows], block_size),
-            masked=masked if hidden.numel() else None,
-            hidden=hidden,
+            head_rows=(slots[:, None] * kv_heads + torch.arange(kv_heads)[:, None]).view(-1),
+            masked=masked[:, None, None] if bool(masked.any()) else None,
             chunks=_chunks(batch, block_size, window),
         )
 
@@ -115,82 +132,85 @@ def _chunks(batch: AttentionBatch, block_size: int, window: int) -> list[_Chunk]
         start, stop, context = starts[row], starts[row + 1], contexts[row]
         if stop == start:
             continue
-        position = context - (stop - start)
-        first = max(position - window + 1, 0) // KEY_TILE if window else 0
-        begin = torch.arange(first, -(-context // KEY_TILE)) * KEY_TILE
-        table = batch.block_tables[row].expand(len(begin), -1)
-        units = _cache_units(table, begin, torch.full_like(begin, context), block_size)
-        chunks.append(_Chunk(start, stop, position, first, units))
+        start_position = context - (stop - start)
+        first = max(start_position - window + 1, 0) // KEY_TILE if window else 0
+        position = torch.arange(first * KEY_TILE, -(-context // KEY_TILE) * KEY_TILE).clamp_max(context - 1)
+        slots = _slots(batch.block_tables[row : row + 1], position[None], block_size).view(-1)
+        chunks.append(_Chunk(start, stop, start_position, first, slots))
     return chunks
 
 
-def _cache_units(tables: torch.Tensor, begin: torch.Tensor, context: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Where the tiles lie. A unit is the longest run of tokens that divides both a tile and a block.
-
-    tables: [items, MB]; begin: [items] first position of the tile; context: [items]. Returns [items, KEY_TILE / unit]
-    indices into the cache seen as [NB * BS / unit, unit, HK, D]; 0 where the unit lies past the context.
-    """
-    unit = math.gcd(block_size, KEY_TILE)
-    position = begin[:, None] + torch.arange(0, KEY_TILE, unit)
-    column = (position // block_size).clamp_max(tables.shape[1] - 1)
-    index = tables.gather(1, column).long() * (block_size // unit) + position % block_size // unit
-    return torch.where(position < context[:, None], index, 0)
+def _slots(tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Flat cache slots, int64 [N, L], of `positions` [N, L] in the rows whose block tables are `tables` [N, MB]."""
+    return tables.gather(1, positions // block_size).long() * block_size + positions % block_size
 
 
-def _gather(cache: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
-    """[items, KEY_TILE, HK, D] fp32 of the tiles that `units` names."""
-    kv_heads, head_dim = cache.shape[2:]
-    unit = KEY_TILE // units.shape[1]
-    rows = cache.view(-1, unit * kv_heads * head_dim).index_select(0, units.flatten())
-    return rows.float().view(-1, KEY_TILE, kv_heads, head_dim)
+def _gather(cache: torch.Tensor, rows: torch.Tensor, width: int, scratch: _Scratch, name: str) -> torch.Tensor:
+    """fp32 [N, width]: the `rows`, int64 [N], of the cache seen as [.., width]. Valid until the next use of `name`."""
+    found = scratch.take(name, (rows.numel(), width), cache.dtype)
+    torch.index_select(cache.view(-1, width), 0, rows, out=found)
+    if cache.dtype == torch.float32:
+        return found
+    return scratch.take(name, found.shape).copy_(found)
 
 
 def _cap(scores: torch.Tensor, softcap: float) -> torch.Tensor:
     return scores.div_(softcap).tanh_().mul_(softcap) if softcap > 0 else scores
 
 
+def _two_rows(rows: torch.Tensor) -> torch.Tensor:
+    """[N, M, D], a lone row doubled: MKL multiplies one row by another routine, which rounds differently."""
+    return rows.repeat(1, 2, 1) if rows.shape[1] == 1 else rows
+
+
 def _decode(
-    queries: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, tiling: _Tiling, softcap: float
+    queries: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    tiling: _Tiling,
+    softcap: float,
+    scratch: _Scratch,
 ) -> torch.Tensor:
     """queries: [B, HK, G, D] fp32, scaled. Returns [B, HK, G, D] fp32."""
-    batch_size, kv_heads, group, head_dim = queries.shape
+    batch_size, kv_heads, _, head_dim = queries.shape
     items = tiling.item_rows.numel()
-    item_queries = queries[tiling.order[tiling.item_rows]].transpose(0, 1).contiguous()  # [HK, items, G, D]
-    scores = queries.new_empty(kv_heads, items, group, KEY_TILE)
-    step = max(1, GATHER_BYTES // (KEY_TILE * kv_heads * head_dim * 4))
-    for begin in range(0, items, step):
-        keys = _gather(k_cache, tiling.units[begin : begin + step])
-        for head in range(kv_heads):
-            part = slice(begin, begin + step)
-            torch.bmm(item_queries[head, part], keys[:, :, head].transpose(1, 2), out=scores[head, part])
+    item_queries = _two_rows(queries[tiling.order[tiling.item_rows]].flatten(0, 1))  # [items * HK, G, D]
+    group = item_queries.shape[1]
+    scores = scratch.take("scores", (items * kv_heads, group, KEY_TILE))
+    pairs = max(1, GATHER_BYTES // (KEY_TILE * head_dim * 4))  # of an item and a KV head, gathered at once
+    for begin in range(0, len(scores), pairs):
+        part = slice(begin, begin + pairs)
+        rows = tiling.head_rows[begin * KEY_TILE : (begin + pairs) * KEY_TILE]
+        keys = _gather(k_cache, rows, head_dim, scratch, "gathered").view(-1, KEY_TILE, head_dim)
+        torch.bmm(item_queries[part], keys.transpose(1, 2), out=scores[part])
     _cap(scores, softcap)
+    scores = scores.view(items, kv_heads, group, KEY_TILE)
     if tiling.masked is not None:
-        scores.masked_fill_(tiling.masked[None, :, None], -math.inf)
+        scores.masked_fill_(tiling.masked, -math.inf)
 
     runs = _runs(tiling.rows_of_tile)
-    highest = scores.amax(-1)  # [HK, items, G]
-    row_highest = highest[:, :batch_size].new_full((kv_heads, batch_size, group), -math.inf)
+    highest = scores.amax(-1)  # [items, HK, G]
+    row_highest = queries.new_full((batch_size, kv_heads, group), -math.inf)
     for count, run in runs:
-        torch.maximum(row_highest[:, :count], highest[:, run], out=row_highest[:, :count])
-    weights = scores.sub_(row_highest[:, tiling.item_rows, :, None]).exp_()
+        torch.maximum(row_highest[:count], highest[run], out=row_highest[:count])
+    weights = scores.sub_(row_highest[tiling.item_rows, :, :, None]).exp_()
     sums = weights.sum(-1)
+    weights = weights.flatten(0, 1)
     products = torch.empty_like(item_queries)
-    for begin in range(0, items, step):
-        values = _gather(v_cache, tiling.units[begin : begin + step])
-        _hide(values, tiling.hidden, begin)
-        for head in range(kv_heads):
-            part = slice(begin, begin + step)
-            torch.bmm(weights[head, part], values[:, :, head], out=products[head, part])
+    for begin in range(0, len(products), pairs):
+        part = slice(begin, begin + pairs)
+        rows = tiling.head_rows[begin * KEY_TILE : (begin + pairs) * KEY_TILE]
+        values = _gather(v_cache, rows, head_dim, scratch, "gathered").view(-1, KEY_TILE, head_dim)
+        torch.bmm(weights[part], values, out=products[part])
 
-    total = queries.new_zeros(kv_heads, batch_size, group, head_dim)
-    norm = queries.new_zeros(kv_heads, batch_size, group)
+    products = products.view(items, kv_heads, group, head_dim)
+    total = queries.new_zeros(batch_size, kv_heads, group, head_dim)
+    norm = queries.new_zeros(row_highest.shape)
     for count, run in runs:
-        total[:, :count] += products[:, run]
-        norm[:, :count] += sums[:, run]
-    total /= norm.clamp_min(1.0)[..., None]  # a sum is at least exp(0); only padding rows have less
-    out = torch.empty_like(queries)
-    out[tiling.order] = total.transpose(0, 1)
-    return out
+        total[:count] += products[run]
+        norm[:count] += sums[run]
+    total /= norm.clamp_min_(1.0)[..., None]  # a sum is at least exp(0); only padding rows have less
+    return torch.empty_like(queries).index_copy_(0, tiling.order, total[:, :, : queries.shape[2]])
 
 
 def _runs(rows_of_tile: list[int]) -> list[tuple[int, slice]]:
@@ -202,26 +222,21 @@ def _runs(rows_of_tile: list[int]) -> list[tuple[int, slice]]:
     return runs
 
 
-def _hide(values: torch.Tensor, hidden: torch.Tensor, first_item: int) -> None:
-    """Zeroes what no row may see, because 0 * NaN is NaN. values: [items, KEY_TILE, HK, D]; hidden: sorted."""
-    flat = values.flatten(0, 1).flatten(1)
-    low = first_item * KEY_TILE
-    bounds = torch.searchsorted(hidden, torch.tensor([low, low + flat.shape[0]]))
-    begin, end = bounds.tolist()
-    if end > begin:
-        flat.index_fill_(0, hidden[begin:end] - low, 0.0)
-
-
 def _prefill(
-    queries: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, chunk: _Chunk, window: int, softcap: float
+    queries: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    chunk: _Chunk,
+    window: int,
+    softcap: float,
+    scratch: _Scratch,
 ) -> torch.Tensor:
     """queries: [L, HK, G, D] fp32, scaled, of one row. Returns [L, HK, G, D] fp32."""
-    length, kv_heads, group, _ = queries.shape
-    context = chunk.position + length
-    keys = _gather(k_cache, chunk.units).permute(0, 2, 3, 1)  # [tiles, HK, D, KEY_TILE]
-    values = _gather(v_cache, chunk.units)
-    values.flatten(0, 1)[context - chunk.first_tile * KEY_TILE :] = 0.0
-    values = values.transpose(1, 2)  # [tiles, HK, KEY_TILE, D]
+    length, kv_heads, group, head_dim = queries.shape
+    tiled = (-1, KEY_TILE, kv_heads, head_dim)
+    keys = _gather(k_cache, chunk.slots, kv_heads * head_dim, scratch, "keys").view(tiled)
+    keys = keys.permute(0, 2, 3, 1)  # [tiles, HK, D, KEY_TILE]
+    values = _gather(v_cache, chunk.slots, kv_heads * head_dim, scratch, "values").view(tiled).transpose(1, 2)
     out = torch.empty_like(queries)
     step = SCORE_BYTES // (kv_heads * group * keys.shape[0] * KEY_TILE * 4)
     step = min(QUERY_TILE, max(1, step))
@@ -231,27 +246,36 @@ def _prefill(
         low = (max(first - window + 1, 0) // KEY_TILE if window else 0) - chunk.first_tile
         high = (first + part.shape[0] - 1) // KEY_TILE + 1 - chunk.first_tile
         offset = (chunk.first_tile + low) * KEY_TILE
-        out[begin : begin + step] = _attend(part, keys[low:high], values[low:high], first - offset, window, softcap)
+        out[begin : begin + step] = _attend(
+            part, keys[low:high], values[low:high], first - offset, window, softcap, scratch
+        )
     return out
 
 
 def _attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int, window: int, softcap: float
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    position: int,
+    window: int,
+    softcap: float,
+    scratch: _Scratch,
 ) -> torch.Tensor:
-    """queries: [L, HK, G, D], the first at `position` of the first tile; keys: [tiles, HK, D, KEY_TILE]."""
+    """queries: [L, HK, G, D], the first at `position` of the first tile; keys: [tiles, HK, D, KEY_TILE];
+    values: [tiles, HK, KEY_TILE, D]. Returns [L, HK, G, D]."""
     length, kv_heads, group, head_dim = queries.shape
     tiles = keys.shape[0]
-    rows = queries.transpose(0, 1).reshape(kv_heads, length * group, head_dim)
-    scores = queries.new_empty(tiles, kv_heads, length * group, KEY_TILE)
+    rows = _two_rows(queries.transpose(0, 1).reshape(kv_heads, length * group, head_dim))
+    scores = scratch.take("scores", (tiles, kv_heads, rows.shape[1], KEY_TILE))
     for tile in range(tiles):
         torch.bmm(rows, keys[tile], out=scores[tile])
     _cap(scores, softcap)
-    at = torch.arange(position, position + length)[:, None]
-    key_at = torch.arange(tiles * KEY_TILE).view(tiles, 1, 1, 1, KEY_TILE)
-    masked = key_at > at[..., None]
+    at = (position + torch.arange(rows.shape[1]) // group)[:, None]
+    key_at = torch.arange(tiles * KEY_TILE).view(tiles, 1, 1, KEY_TILE)
+    masked = key_at > at
     if window:
-        masked |= key_at <= at[..., None] - window
-    scores.view(tiles, kv_heads, length, group, KEY_TILE).masked_fill_(masked, -math.inf)
+        masked |= key_at <= at - window
+    scores.masked_fill_(masked, -math.inf)
 
     weights = scores.sub_(scores.amax(-1).amax(0)[..., None]).exp_()
     sums = weights.sum(-1)
@@ -260,4 +284,4 @@ def _attend(
         total += torch.bmm(weights[tile], values[tile])
         norm += sums[tile]
     total /= norm[..., None]
-    return total.view(kv_heads, length, group, head_dim).transpose(0, 1)
+    return total[:, : length * group].view(kv_heads, length, group, head_dim).transpose(0, 1)
