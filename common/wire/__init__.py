@@ -19,6 +19,7 @@ from common.wire.executor import (
     Result,
     SamplingParams,
     Welcome,
+    hello_protocol,
 )
 from common.wire.frontend import Abort, Ended, EndReason, FrontendHello, PromptScores, Serving, Stats, Submit, Tokens
 
@@ -55,4 +56,5 @@ __all__ = [
     "WireError",
     "decode",
     "encode",
+    "hello_protocol",
 ]

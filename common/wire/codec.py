@@ -77,10 +77,21 @@ class Part:
         self.cls = cls
 
     def pack(self, value: Any) -> list[Any]:
-        return [field.pack(getattr(value, name)) for name, field in self.cls.wire_fields]
+        return _pack(value, self.cls.wire_fields)
 
     def unpack(self, raw: Any, path: str) -> Message:
         return _build(self.cls, raw, path)
+
+
+def _pack(value: Any, table: tuple[tuple[str, FieldType], ...]) -> list[Any]:
+    packed = []
+    name = ""
+    try:
+        for name, field in table:
+            packed.append(field.pack(getattr(value, name)))
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise WireError(f"{name}: {error}") from error
+    return packed
 
 
 def _build(cls: type[Message], raw: Any, path: str) -> Message:
@@ -94,28 +105,39 @@ def _build(cls: type[Message], raw: Any, path: str) -> Message:
 
 def encode(value: Message) -> bytes:
     """Encode a message. Raises `WireError` when a value cannot be carried."""
-    fields = [value.kind]
     try:
-        for name, field in value.wire_fields:
-            fields.append(field.pack(getattr(value, name)))
-        return msgpack.packb(fields, use_bin_type=True)  # type: ignore[no-any-return]
+        fields = [value.kind, *_pack(value, value.wire_fields)]
     except WireError as error:
-        raise WireError(f"{type(value).__name__}.{name}: {error}") from error
-    except (TypeError, ValueError, OverflowError) as error:
-        raise WireError(f"{type(value).__name__}: {error}") from error
+        raise WireError(f"{type(value).__name__}.{error}") from error
+    data: bytes = msgpack.packb(fields, use_bin_type=True)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise WireError(f"{type(value).__name__}: {len(data)} bytes are over the limit of {MAX_MESSAGE_BYTES}")
+    return data
 
 
 def decode(data: bytes) -> Message:
     """Decode and check a message. Raises `WireError` on anything that is not exactly one known message."""
+    raw = parse(data)
+    cls = _kinds.get(raw[0])
+    if cls is None:
+        raise WireError(f"unknown kind of message {raw[0]}")
+    return _build(cls, raw[1:], cls.__name__)
+
+
+def parse(data: bytes) -> list[Any]:
+    """The unchecked array of a message; its first item is an int. Raises `WireError` when the bytes are none.
+
+    Memory is bounded by the size of `data`: what a header announces counts only when it is there.
+    """
     if len(data) > MAX_MESSAGE_BYTES:
         raise WireError(f"message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     try:
+        scan = msgpack.Unpacker(None, max_buffer_size=len(data))
+        scan.feed(data)
+        scan.skip()
         raw = msgpack.unpackb(data, raw=False, strict_map_key=True, use_list=True)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"not msgpack: {type(error).__name__}") from error
     if type(raw) is not list or not raw or type(raw[0]) is not int:
         raise WireError("expected an array that starts with the kind of message")
-    cls = _kinds.get(raw[0])
-    if cls is None:
-        raise WireError(f"unknown kind of message {raw[0]}")
-    return _build(cls, raw[1:], cls.__name__)
+    return raw

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire.codec import Message, Part, message
+from common.wire.codec import Message, Part, message, parse
 from common.wire.fields import (
     BLOCKS,
     BOOL,
@@ -51,6 +51,13 @@ def same_length(path: str, **columns: NDArray[np.generic]) -> None:
     if len({len(c) for c in columns.values()}) > 1:
         lengths = ", ".join(f"{name} {len(c)}" for name, c in columns.items())
         raise WireError(f"{path}: columns of different lengths: {lengths}")
+
+
+def check_entries(path: str, widths: UInt16s, token_ids: Int32s, values: NDArray[np.float32]) -> None:
+    """Raise `WireError` unless `widths` cut the entry columns exactly."""
+    same_length(path, token_ids=token_ids, values=values)
+    if int(widths.sum(dtype=np.int64)) != len(token_ids):
+        raise WireError(f"{path}.widths: do not add up to the number of entries")
 
 
 class FinishCode(IntEnum):
@@ -97,8 +104,8 @@ class Limits(Message):
     """What an executor can hold and run in one iteration."""
 
     block_size: Annotated[int, Int(1, 4096)]
-    num_blocks: Annotated[int, Int(1, 0x7FFF_FFFF)]
-    num_host_blocks: Annotated[int, COUNT]
+    num_blocks: Annotated[int, Int(1, MAX_TOKENS)]
+    num_host_blocks: Annotated[int, Int(0, MAX_TOKENS)]
     max_num_seqs: Annotated[int, Int(1, MAX_SLOTS)]
     max_num_batched_tokens: Annotated[int, Int(1, MAX_TOKENS)]
 
@@ -138,6 +145,18 @@ class Hello(Message):
     model: Annotated[ModelCard, Part(ModelCard)]
 
 
+def hello_protocol(data: bytes) -> int | None:
+    """The protocol that a `Hello` of any version speaks (its first field, for good); None when it is no Hello.
+
+    So an executor whose Hello cannot be decoded can still be refused with the reason.
+    """
+    try:
+        kind, *fields = parse(data)
+    except WireError:
+        return None
+    return fields[0] if kind == Hello.kind and fields and type(fields[0]) is int else None
+
+
 @message(kind=-4)
 @dataclass(frozen=True, slots=True, eq=False)
 class LogprobColumns(Message):
@@ -156,9 +175,7 @@ class LogprobColumns(Message):
 
     def check(self, path: str) -> None:
         same_length(path, rows=self.rows, widths=self.widths)
-        same_length(path, token_ids=self.token_ids, values=self.values)
-        if int(self.widths.sum(dtype=np.int64)) != len(self.token_ids):
-            raise WireError(f"{path}.widths: do not add up to the number of entries")
+        check_entries(path, self.widths, self.token_ids, self.values)
 
 
 @message(kind=-5)
@@ -177,9 +194,7 @@ class PromptLogprobs(Message):
     values: Annotated[NDArray[np.float32], Column("f4", MAX_TOKENS)]
 
     def check(self, path: str) -> None:
-        same_length(path, token_ids=self.token_ids, values=self.values)
-        if int(self.widths.sum(dtype=np.int64)) != len(self.token_ids):
-            raise WireError(f"{path}.widths: do not add up to the number of entries")
+        check_entries(path, self.widths, self.token_ids, self.values)
 
 
 @message(kind=2)

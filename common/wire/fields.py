@@ -1,11 +1,13 @@
 """Field types of wire messages: how one value is packed for msgpack, and how a received one is checked.
 
-`unpack` raises `WireError` naming the field; it never trusts a size, a type or a range from the far side.
+`unpack` raises `WireError` naming the field; it never trusts a size, a type or a range from the far side. `pack`
+refuses what the far side would refuse, so that a mistake shows where it is made.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -32,7 +34,10 @@ class Int:
         self.low, self.high = low, high
 
     def pack(self, value: Any) -> int:
-        return int(value)
+        number = int(operator.index(value))
+        if not self.low <= number <= self.high:
+            raise WireError(f"expected an integer in [{self.low}, {self.high}], got {number}")
+        return number
 
     def unpack(self, raw: Any, path: str) -> int:
         if type(raw) is not int or not self.low <= raw <= self.high:
@@ -44,7 +49,10 @@ class Float:
     """A finite float64."""
 
     def pack(self, value: Any) -> float:
-        return float(value)
+        number = float(value)
+        if not math.isfinite(number):
+            raise WireError(f"expected a finite number, got {number}")
+        return number
 
     def unpack(self, raw: Any, path: str) -> float:
         if type(raw) not in (float, int) or not math.isfinite(raw):
@@ -63,12 +71,22 @@ class Bool:
 
 
 class Text:
-    """UTF-8 text of at most `max_length` characters."""
+    """UTF-8 text of at most `max_length` characters.
 
-    def __init__(self, max_length: int) -> None:
-        self.max_length = max_length
+    `shorten` is for texts that only people read: what is too long is cut and what is no UTF-8 replaced when packing.
+    """
+
+    def __init__(self, max_length: int, *, shorten: bool = False) -> None:
+        self.max_length, self.shorten = max_length, shorten
 
     def pack(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise WireError(f"expected text, got {type(value).__name__}")
+        if self.shorten:
+            return value[: self.max_length].encode("utf-8", "replace").decode()
+        if len(value) > self.max_length:
+            raise WireError(f"expected text of at most {self.max_length} characters, got {len(value)}")
+        value.encode()  # raises UnicodeEncodeError on half a surrogate pair
         return str(value)
 
     def unpack(self, raw: Any, path: str) -> str:
@@ -84,6 +102,10 @@ class Blob:
         self.max_length = max_length
 
     def pack(self, value: Any) -> bytes:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise WireError(f"expected bytes, got {type(value).__name__}")
+        if len(value) > self.max_length:
+            raise WireError(f"expected at most {self.max_length} bytes, got {len(value)}")
         return bytes(value)
 
     def unpack(self, raw: Any, path: str) -> bytes:
@@ -101,6 +123,8 @@ class Column:
 
     def pack(self, value: Any) -> bytes:
         array = np.asarray(value)
+        if array.ndim != 1 or len(array) > self.max_items:
+            raise WireError(f"expected a column of at most {self.max_items} items, got shape {array.shape}")
         if array.dtype != self.dtype:
             array = self._convert(array)
         return array.tobytes()
@@ -113,7 +137,10 @@ class Column:
             info = np.iinfo(self.dtype)
             if array.dtype.kind not in "iu" or array.min() < info.min or array.max() > info.max:
                 raise WireError(f"column of {self.dtype}: value out of range or not an integer")
-        return array.astype(self.dtype)
+        elif array.dtype.kind not in "iuf":
+            raise WireError(f"column of {self.dtype}: not numbers")
+        with np.errstate(over="ignore"):  # beyond float32 lies infinity
+            return array.astype(self.dtype)
 
     def unpack(self, raw: Any, path: str) -> NDArray[Any]:
         if type(raw) is not bytes or len(raw) % self.dtype.itemsize:
@@ -130,6 +157,8 @@ class ListOf:
         self.item, self.max_items = item, max_items
 
     def pack(self, value: Any) -> list[Any]:
+        if len(value) > self.max_items:
+            raise WireError(f"expected at most {self.max_items} items, got {len(value)}")
         return [self.item.pack(v) for v in value]
 
     def unpack(self, raw: Any, path: str) -> tuple[Any, ...]:
@@ -145,25 +174,14 @@ class MapOf:
         self.value, self.max_items, self.key = value, max_items, Text(max_key)
 
     def pack(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        if len(value) > self.max_items:
+            raise WireError(f"expected at most {self.max_items} items, got {len(value)}")
         return {self.key.pack(k): self.value.pack(v) for k, v in value.items()}
 
     def unpack(self, raw: Any, path: str) -> dict[str, Any]:
         if type(raw) is not dict or len(raw) > self.max_items:
             raise WireError(f"{path}: expected a map of at most {self.max_items} items, got {_show(raw)}")
         return {self.key.unpack(k, f"{path} key"): self.value.unpack(v, f"{path}[{_show(k)}]") for k, v in raw.items()}
-
-
-class Optional:
-    """A value or nil."""
-
-    def __init__(self, item: FieldType) -> None:
-        self.item = item
-
-    def pack(self, value: Any) -> Any:
-        return None if value is None else self.item.pack(value)
-
-    def unpack(self, raw: Any, path: str) -> Any:
-        return None if raw is None else self.item.unpack(raw, path)
 
 
 def _show(raw: Any) -> str:
@@ -175,7 +193,6 @@ def _show(raw: Any) -> str:
 
 MAX_SLOTS = 65_535
 MAX_TOKENS = 1 << 24
-U8 = Int(0, 0xFF)
 U16 = Int(0, 0xFFFF)
 U32 = Int(0, 0xFFFF_FFFF)
 U64 = Int(0, 0xFFFF_FFFF_FFFF_FFFF)
@@ -188,4 +205,4 @@ TOKEN_IDS = Column("i4", MAX_TOKENS)
 BLOCKS = Column("i4", MAX_TOKENS)
 STREAMS = Column("u4", MAX_SLOTS)
 NAME = Text(256)
-MESSAGE = Text(4096)
+MESSAGE = Text(4096, shorten=True)

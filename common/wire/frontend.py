@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.wire.codec import Message, Part, message
-from common.wire.executor import Int32s, LogprobColumns, ModelCard, SamplingParams, UInt16s, same_length
+from common.wire.executor import (
+    Int32s,
+    LogprobColumns,
+    ModelCard,
+    SamplingParams,
+    UInt16s,
+    check_entries,
+    same_length,
+)
 from common.wire.fields import (
     BOOL,
     COUNT,
@@ -33,6 +41,9 @@ from common.wire.fields import (
 )
 
 UInt32s = NDArray[np.uint32]
+
+MAX_SERIES = 2048
+"""Characters in the name of a metric with its labels: two escaped `NAME`s and more."""
 
 
 class EndReason(IntEnum):
@@ -107,6 +118,8 @@ class Tokens(Message):
 
     def check(self, path: str) -> None:
         same_length(path, streams=self.streams, tokens=self.tokens)
+        if len(self.logprobs.rows) and int(self.logprobs.rows.max()) >= len(self.tokens):
+            raise WireError(f"{path}.logprobs.rows: beyond the last token")
 
 
 @message(kind=31)
@@ -119,6 +132,9 @@ class PromptScores(Message):
     widths: Annotated[UInt16s, Column("u2", MAX_TOKENS)]
     token_ids: Annotated[Int32s, TOKEN_IDS]
     values: Annotated[NDArray[np.float32], Column("f4", MAX_TOKENS)]
+
+    def check(self, path: str) -> None:
+        check_entries(path, self.widths, self.token_ids, self.values)
 
 
 @message(kind=32)
@@ -144,6 +160,10 @@ class Serving(Message):
     kv_capacity: Annotated[tuple[int, ...], ListOf(COUNT, 64)]
     """For each model: tokens of KV in the largest lane's pool."""
 
+    def check(self, path: str) -> None:
+        if len(self.models) != len(self.kv_capacity):
+            raise WireError(f"{path}.kv_capacity: {len(self.kv_capacity)} of them for {len(self.models)} models")
+
 
 @message(kind=34)
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,7 +172,9 @@ class Stats(Message):
 
     ready: Annotated[bool, BOOL]
     stopping: Annotated[bool, BOOL]
-    gauges: Annotated[dict[str, float], MapOf(F64, 4096)] = field(default_factory=dict)
-    counters: Annotated[dict[str, float], MapOf(F64, 4096)] = field(default_factory=dict)
-    histograms: Annotated[dict[str, tuple[float, ...]], MapOf(ListOf(F64, 256), 256)] = field(default_factory=dict)
+    gauges: Annotated[dict[str, float], MapOf(F64, 4096, MAX_SERIES)] = field(default_factory=dict)
+    counters: Annotated[dict[str, float], MapOf(F64, 4096, MAX_SERIES)] = field(default_factory=dict)
+    histograms: Annotated[dict[str, tuple[float, ...]], MapOf(ListOf(F64, 256), 256, MAX_SERIES)] = field(
+        default_factory=dict
+    )
     """For each name: cumulative bucket counts in the order of the metric's bounds (the last is +Inf), then the sum."""
