@@ -41,11 +41,11 @@ class KVCache:
         *,
         pin: bool = False,
     ) -> KVCache:
-        """Zeroed blocks. On the CPU their memory is committed as they are used."""
+        """Blocks with nothing in them. On the CPU their memory is committed as they are used."""
         size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
 
         def layers() -> list[torch.Tensor]:
-            return [torch.zeros(size, dtype=dtype, device=device, pin_memory=pin) for _ in range(shape.num_layers)]
+            return [torch.empty(size, dtype=dtype, device=device, pin_memory=pin) for _ in range(shape.num_layers)]
 
         return cls(k=layers(), v=layers())
 

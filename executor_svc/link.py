@@ -44,6 +44,8 @@ from executor_svc.sockets import Dialing, Waker
 
 REMIND_S = 10.0
 """A wait that goes on is logged this often."""
+PATIENCE_S = 1.0
+"""So long the first wait is not worth a line."""
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
@@ -96,7 +98,7 @@ class Link:
         self._heartbeat: Heartbeat | None = None
         self._hello_bytes = encode_message(hello)
         self._hello_due = 0.0
-        self._remind_at = 0.0
+        self._remind_at = time.monotonic() + PATIENCE_S
         self._iteration = 0
         self._faulted = False
         self._stop_reason = ""

@@ -93,9 +93,16 @@ class ScriptedScheduler:
     def send_raw(self, *frames: bytes) -> None:
         self.router.send_multipart([self.peer, *frames])
 
-    def welcome(self, epoch: int, heartbeat_ms: int = 50) -> Hello:
-        """Take the next Hello and attach the executor."""
-        hello = self.receive(Hello)
+    def receive_hello(self, timeout_s: float = 10.0) -> Hello:
+        return self.receive(Hello, timeout_s)
+
+    def attach(self, epoch: int, heartbeat_ms: int = 50) -> None:
+        """Welcome the executor that said Hello last."""
         self.known_epochs.add(epoch)
         self.send(Welcome(epoch, heartbeat_ms))
+
+    def welcome(self, epoch: int, heartbeat_ms: int = 50) -> Hello:
+        """Take the next Hello and attach the executor."""
+        hello = self.receive_hello()
+        self.attach(epoch, heartbeat_ms)
         return hello

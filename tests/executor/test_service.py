@@ -1,0 +1,102 @@
+"""The executor service as a process, and the parts of its start."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.wire import Drain, Leaving, Limits, Result
+from executor_svc.kv_cache import block_bytes
+from executor_svc.model import load_model
+from executor_svc.runner import Runner
+from executor_svc.service import StartError, make_limits, pick_device
+from executor_svc.settings import ExecutorSettings
+from tests.executor.mini_server import run
+from tests.executor.plans import decode_plan, new_sequence, prefill_plan
+from tests.executor.scripted_scheduler import ScriptedScheduler
+from tests.executor.tiny_models import make_model, save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model("llama"), tmp_path_factory.mktemp("models"))
+
+
+def spawn(*flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "executor_svc", "--threads", "1", *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_whole_life(scheduler: ScriptedScheduler, folder: Path, tmp_path: Path) -> None:
+    status = tmp_path / "attached"
+    flags = ["--scheduler", scheduler.address, "--name", "one", "--model", str(folder), "--served-model-name", "tiny"]
+    flags += ["--block-size", "8", "--num-blocks", "20", "--max-num-seqs", "4", "--status-file", str(status)]
+    process = spawn(*flags)
+    hello = scheduler.receive_hello(60)
+    assert not status.exists()
+    scheduler.attach(1)
+    assert (hello.name, hello.model.name) == ("one", "tiny")
+    assert hello.limits == Limits(8, 20, 0, 4, 2048)
+    assert "tokenizer.json" in hello.model.tokenizer_files
+    request = new_sequence(0, [50, 60, 70], [3], temperature=0.0)
+    scheduler.send(prefill_plan(1, request))
+    tokens = scheduler.receive(Result).tokens.tolist()
+    assert status.exists()
+    process.send_signal(signal.SIGTERM)
+    assert scheduler.receive(Leaving).reason == "SIGTERM"
+    scheduler.send(decode_plan(2, 0))
+    tokens += scheduler.receive(Result).tokens.tolist()
+    scheduler.send(Drain(1))
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0 and "Traceback" not in errors
+    assert not status.exists()
+    loaded = load_model(str(folder))
+    here = Runner(loaded.decoder, loaded.card, hello.limits)
+    expected = run(here, prefill_plan(1, request)).tokens.tolist() + run(here, decode_plan(2, 0)).tokens.tolist()
+    assert tokens == expected
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
+    process = spawn("--model", str(tmp_path), "--log-level", "error")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and output == ""
+    assert errors.startswith("error: ") and errors.count("\n") == 1 and "config.json" in errors
+
+
+def settings(*flags: str) -> ExecutorSettings:
+    return ExecutorSettings.from_command_line(list(flags))
+
+
+def test_blocks_fill_the_memory_they_are_given(folder: Path) -> None:
+    loaded = load_model(str(folder), dtype="float32")
+    cpu = torch.device("cpu")
+    each = block_bytes(loaded.decoder.config, 16, torch.float32)
+    limits = make_limits(settings("--kv-cache-gib", "0.01"), loaded, cpu)
+    assert limits.num_blocks * each <= 0.01 * 2**30 < (limits.num_blocks + 1) * each
+    assert make_limits(settings(), loaded, cpu).num_blocks == 2**30 // each
+    assert make_limits(settings("--num-blocks", "7"), loaded, cpu).num_blocks == 7
+
+
+def test_no_memory_for_a_block(folder: Path) -> None:
+    loaded = load_model(str(folder), dtype="float32")
+    with pytest.raises(StartError, match="no memory for KV blocks"):
+        make_limits(settings("--kv-cache-gib", "0.000001"), loaded, torch.device("cpu"))
+
+
+def test_no_more_seats_than_tokens(folder: Path) -> None:
+    limits = make_limits(
+        settings("--max-num-seqs", "64", "--max-num-batched-tokens", "8"), load_model(str(folder)), torch.device("cpu")
+    )
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (8, 8)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there() -> None:
+    assert pick_device("auto") == torch.device("cpu")
+    with pytest.raises(StartError, match="no GPU"):
+        pick_device("cuda")
