@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError
@@ -61,8 +62,10 @@ class ServiceSettings(BaseSettings):
             return cls(_cli_settings_source=source)  # type: ignore[call-arg]
         except ValidationError as error:
             for item in error.errors():
+                text = item["msg"].removeprefix("Value error, ")
                 name = "-".join(str(part) for part in item["loc"]).replace("_", "-")
-                print(f"error: --{name}: {item['msg']} (got {item['input']!r})", file=sys.stderr)
+                # What does not hold between settings has no name, and its input is all of them.
+                print(f"error: --{name}: {text} (got {item['input']!r})" if name else f"error: {text}", file=sys.stderr)
         except (OSError, ValueError) as error:
             print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2)
@@ -73,9 +76,15 @@ class _Table(TomlConfigSettingsSource):
 
     def __init__(self, settings_cls: type[BaseSettings], path: str, table: str) -> None:
         self._table = table
+        if not Path(path).is_file():
+            raise ValueError(f"{CONFIG_VARIABLE}: there is no file {path}")
         super().__init__(settings_cls, path)
 
     def _read_file(self, file_path: Any) -> dict[str, Any]:
-        content = super()._read_file(file_path)
-        table = content.get(self._table, {})
+        try:
+            table = super()._read_file(file_path).get(self._table, {})
+        except ValueError as error:
+            raise ValueError(f"{file_path}: {error}") from error
+        if not isinstance(table, dict):
+            raise ValueError(f"{file_path}: {self._table} must be a table")
         return {key.replace("-", "_"): value for key, value in table.items()}
