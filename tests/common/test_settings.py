@@ -110,7 +110,7 @@ def test_a_wrong_variable_names_the_setting(
     assert line.startswith("error: --port: ")
 
 
-@pytest.mark.parametrize("arguments", [["--no-such-flag"], ["--port"], ["extra"]]])
+@pytest.mark.parametrize("arguments", [["--no-such-flag"], ["--port"], ["extra"]])
 def test_a_wrong_command_line_ends_with_one_error_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
