@@ -1,0 +1,126 @@
+"""The link in a process of its own: signals, refusal, keys."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+from zmq.auth import create_certificates
+
+from common.wire import Drain, Hello, Leaving, Refused, Result
+from executor_svc.fake import FakeExecutor
+from executor_svc.sockets import is_local, read_key
+from tests.executor.plans import decode_plan, new_sequence, prefill_plan
+from tests.executor.scripted_scheduler import ScriptedScheduler
+
+
+def attach(scheduler: ScriptedScheduler, fake: FakeExecutor, epoch: int = 1) -> None:
+    times = len(fake.epochs)
+    scheduler.welcome(epoch)
+    fake.wait_attached(times + 1)
+
+
+def serve_one(scheduler: ScriptedScheduler, epoch: int, iteration: int = 1) -> Result:
+    """Admit a sequence into slot 0 of a fresh epoch and take its first token."""
+    scheduler.send(prefill_plan(iteration, new_sequence(0, [5, 6, 7], [2]), epoch=epoch))
+    return scheduler.receive(Result)
+
+
+def _process(scheduler: ScriptedScheduler, *flags: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "executor_svc.fake", "--scheduler", scheduler.address, *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_leave_cleanly(scheduler: ScriptedScheduler, number: signal.Signals) -> None:
+    process = _process(scheduler)
+    scheduler.welcome(1)
+    serve_one(scheduler, epoch=1)
+    process.send_signal(number)
+    assert scheduler.receive(Leaving).reason == number.name
+    scheduler.send(decode_plan(2, 0))
+    scheduler.receive(Result)
+    scheduler.send(Drain(1))
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 0 and b"Traceback" not in errors
+
+
+def test_the_second_signal_ends_at_once(scheduler: ScriptedScheduler) -> None:
+    process = _process(scheduler, "--grace-s", "600")
+    scheduler.welcome(1)
+    serve_one(scheduler, epoch=1)
+    process.send_signal(signal.SIGTERM)
+    scheduler.receive(Leaving)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_stopped_process_that_wakes_up_finds_its_epoch_gone(scheduler: ScriptedScheduler) -> None:
+    """SIGSTOP, the epoch ends meanwhile, SIGCONT: no result of the old epoch is fit to be used."""
+    process = _process(scheduler, "--scheduler-timeout-s", "1")
+    try:
+        scheduler.welcome(1)
+        serve_one(scheduler, epoch=1)
+        os.kill(process.pid, signal.SIGSTOP)
+        scheduler.known_epochs.clear()
+        os.kill(process.pid, signal.SIGCONT)
+        scheduler.welcome(2)
+        assert serve_one(scheduler, epoch=2).epoch == 2
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def test_a_refusal_is_one_plain_line(scheduler: ScriptedScheduler) -> None:
+    process = _process(scheduler, "--log-level", "error")
+    scheduler.receive(Hello)
+    scheduler.send(Refused("block size 16 does not match", retry=False))
+    output, errors = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert errors.decode() == "error: the scheduler refused this executor: block size 16 does not match\n"
+    assert output == b""
+
+
+def test_curve_keys(tmp_path: Path) -> None:
+    server_public, server_secret = zmq.curve_keypair()
+    _, own_file = create_certificates(tmp_path, "executor")
+    (tmp_path / "server.key").write_text(server_public.decode() + "\n")
+    server_key = read_key(str(tmp_path / "server.key"), "public")
+    assert server_key == server_public
+    secured = ScriptedScheduler(curve_secret_key=server_secret)
+    own_key = read_key(own_file, "secret")
+    with FakeExecutor(secured.address, server_key=server_key, secret_key=own_key) as fake:
+        attach(secured, fake)
+        assert len(serve_one(secured, epoch=1).tokens) == 1
+    with FakeExecutor(secured.address), pytest.raises(TimeoutError):
+        secured.receive_any(0.3)
+    secured.close()
+
+
+def test_bad_key_files_are_told(tmp_path: Path) -> None:
+    (tmp_path / "short.key").write_text("abc")
+    with pytest.raises(ValueError, match="holds no public key of 40 characters"):
+        read_key(str(tmp_path / "short.key"), "public")
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("ipc:///tmp/x.sock", True),
+        ("tcp://127.0.0.1:1", True),
+        ("tcp://127.9.9.9:1", True),
+        ("tcp://[::1]:1", True),
+        ("tcp://localhost:1", True),
+        ("tcp://10.0.0.1:1", False),
+        ("tcp://scheduler:1", False),
+        ("tcp://0.0.0.0:1", False),
+    ],
+)
+def test_is_local(address: str, local: bool) -> None:
+    assert is_local(address) is local
