@@ -30,6 +30,7 @@ log = structlog.get_logger()
 Send = Callable[[bytes, bytes], bool]
 """(peer, message) -> whether the peer was there to take it."""
 
+REFUSAL_LOG_S = 30.0
 PROBES_AFTER_DISCONNECT = 20
 """ZeroMQ tells of a broken connection a little before it drops the route to it; probe this many wake-ups long."""
 
@@ -66,6 +67,8 @@ class Membership:
         self._by_peer: dict[bytes, Executor] = {}
         self._by_epoch: dict[int, Executor] = {}
         self._probes_left = 0
+        self._quiet_until: dict[str, float] = {}
+        """Refusals of the same executor are not logged again before."""
         self.models_changed = False
         """Set when a lane came or went; the loop tells the frontends and clears it."""
         self.num_junk = 0
@@ -126,9 +129,10 @@ class Membership:
             except AttachError as error:
                 refusal = Refused(str(error), retry=True)
         if refusal is not None:
-            log.warning("executor refused", executor=hello.name, reason=refusal.reason)
+            self._log_refusal(hello.name, refusal.reason, now)
             self._send(peer, encode(refusal))
             return
+        self._quiet_until.clear()
         executor = Executor(peer, hello.name, hello.incarnation, lane, now)
         self._by_peer[peer] = self._by_epoch[lane.epoch] = executor
         self.models_changed = True
@@ -142,6 +146,15 @@ class Membership:
             blocks=hello.limits.num_blocks,
             seats=lane.seats,
         )
+
+    def _log_refusal(self, name: str, reason: str, now: float) -> None:
+        """A refused executor asks again each second; that is logged now and then."""
+        if now < self._quiet_until.get(name, now):
+            return
+        if len(self._quiet_until) >= 256:
+            self._quiet_until.clear()
+        self._quiet_until[name] = now + REFUSAL_LOG_S
+        log.warning("executor refused", executor=name, reason=reason)
 
     def _refusal(self, hello: Hello, now: float) -> Refused | None:
         if hello.protocol != PROTOCOL_VERSION:
