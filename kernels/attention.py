@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from kernels.attention_torch import paged_attention_torch
+from kernels.attention_triton import paged_attention_triton
+from kernels.compiler import use_triton
 
 
 @dataclass(frozen=True)
@@ -52,4 +54,5 @@ def paged_attention(
 
     A row with context_lens 0 (padding) gives zeros. What lies in unused slots, NaN included, never reaches the result.
     """
-    return paged_attention_torch(q, k_cache, v_cache, batch, scale, window=window, softcap=softcap)
+    run = paged_attention_triton if use_triton(q) else paged_attention_torch
+    return run(q, k_cache, v_cache, batch, scale, window=window, softcap=softcap)

@@ -15,18 +15,17 @@ try:
 except ImportError:  # a CPU image carries no Triton
     TRITON_AVAILABLE = False
 
-    class _LanguageStandIn:
-        """Lets annotations such as `tl.constexpr` be evaluated; nothing here can run."""
-
-        constexpr = Any
-
     class _TritonStandIn:
-        @staticmethod
-        def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-            return function
+        """Lets kernels be defined; none can be launched."""
 
-    triton = _TritonStandIn()
-    tl = _LanguageStandIn()
+        @staticmethod
+        def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+            return function if function is not None else lambda decorated: decorated
+
+    triton: Any = _TritonStandIn()  # type: ignore[no-redef]
+    tl: Any = None  # type: ignore[no-redef]
+
+__all__ = ["TRITON_AVAILABLE", "ceil_div", "power_of_two", "tl", "triton", "use_triton"]
 
 
 def use_triton(tensor: torch.Tensor) -> bool:
@@ -42,3 +41,13 @@ def use_triton(tensor: torch.Tensor) -> bool:
             "pip install 'gilir[gpu]'"
         )
     return True
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    """`value / divisor`, rounded up."""
+    return -(-value // divisor)
+
+
+def power_of_two(value: int) -> int:
+    """The smallest power of two that is at least `value`: block shapes in Triton must be one."""
+    return 1 << max(value - 1, 0).bit_length()

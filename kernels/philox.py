@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.compiler import ceil_div, tl, triton, use_triton
+
 MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 KEY_STEP_0, KEY_STEP_1 = 0x9E3779B9, 0xBB67AE85
 LOW_WORD = 0xFFFFFFFF
@@ -44,8 +46,10 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
 
     seeds: [B] uint64, or int64 with its bit pattern. positions: [B] int64 >= 0.
     Word 0 of philox(key = seed, counter = (token, position, 0, 0)) gives the uniform (word >> 9 + 1/2) / 2**23, which
-    lies strictly inside (0, 1); the noise is -log(-log(uniform)).
+    lies strictly inside (0, 1); the noise is -log(-log(uniform)), at most 16.7.
     """
+    if use_triton(seeds):
+        return gumbel_noise_triton(seeds, positions, vocab_size)
     return gumbel_noise_at(seeds, positions, torch.arange(vocab_size, device=seeds.device).expand(len(seeds), -1))
 
 
@@ -66,3 +70,29 @@ def gumbel_noise_at(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.
 def _noise_chunk(rows: int, columns: int) -> tuple[int, int]:
     columns = max(1, min(columns, NOISE_CHUNK))
     return max(1, NOISE_CHUNK // columns), columns
+
+
+@triton.jit
+def _gumbel(seed, token, position):
+    """The noise of `gumbel_noise` for int32 tokens at one position."""
+    zero = token * 0
+    word, _, _, _ = tl.philox(seed, token, zero + position, zero, zero)
+    uniform = ((word >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _gumbel_kernel(seeds_ptr, positions_ptr, out_ptr, vocab_size, BLOCK: tl.constexpr):
+    """One program a row and BLOCK tokens."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row).to(tl.int32)
+    tl.store(out_ptr + row * vocab_size + token, _gumbel(seed, token, position), mask=token < vocab_size)
+
+
+def gumbel_noise_triton(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Same contract as `kernels.gumbel_noise`, up to the rounding of the logarithms."""
+    out = torch.empty((len(seeds), vocab_size), dtype=torch.float32, device=seeds.device)
+    grid = (len(seeds), ceil_div(vocab_size, 1024))
+    _gumbel_kernel[grid](seeds, positions, out, vocab_size, BLOCK=1024, num_warps=4)
+    return out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.compiler import power_of_two, tl, triton, use_triton
+
 
 def rope_and_cache(
     q: torch.Tensor,
@@ -25,7 +27,8 @@ def rope_and_cache(
     slots: [T] int64, `block * block_size + offset`; -1 writes nowhere.
     k_cache, v_cache: [NB, BS, HK, D], contiguous, of one dtype.
     """
-    rope_and_cache_reference(q, k, v, cos_sin, positions, slots, k_cache, v_cache)
+    run = rope_and_cache_triton if use_triton(q) else rope_and_cache_reference
+    run(q, k, v, cos_sin, positions, slots, k_cache, v_cache)
 
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
@@ -59,3 +62,132 @@ def rope_and_cache_reference(
         slots, k, v = slots[written], k[written], v[written]
     k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slots, k.to(k_cache.dtype))
     v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slots, v.to(v_cache.dtype))
+
+
+@triton.jit
+def _rotate_heads(
+    source_ptr,
+    target_ptr,
+    source_stride,
+    target_stride,
+    cos,
+    sin,
+    heads,
+    head,
+    half,
+    rest,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+):
+    """Rotates heads head .. head + HEADS - 1 from source to target (which may be the same memory)."""
+    head = head + tl.arange(0, HEADS)[:, None]
+    column = tl.arange(0, HALF)[None, :]
+    mask = (head < heads) & (column < half)
+    source = source_ptr + head * source_stride
+    target = target_ptr + head * target_stride
+    first = tl.load(source + column, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + half + column, mask=mask, other=0.0).to(tl.float32)
+    dtype = target_ptr.dtype.element_ty
+    tl.store(target + column, (first * cos - second * sin).to(dtype), mask=mask)
+    tl.store(target + half + column, (second * cos + first * sin).to(dtype), mask=mask)
+    if REST > 0:
+        _copy_heads(source_ptr + 2 * half, target_ptr + 2 * half, source_stride, target_stride, heads, head, rest, REST)
+
+
+@triton.jit
+def _copy_heads(source_ptr, target_ptr, source_stride, target_stride, heads, head, width, WIDTH: tl.constexpr):
+    """Copies `width` values of each head; head: int32 [HEADS, 1]."""
+    column = tl.arange(0, WIDTH)[None, :]
+    mask = (head < heads) & (column < width)
+    value = tl.load(source_ptr + head * source_stride + column, mask=mask, other=0.0)
+    tl.store(target_ptr + head * target_stride + column, value.to(target_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _rope_and_cache_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    slots_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    q_heads,
+    kv_heads,
+    head_dim,
+    half,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+):
+    """One program a token, HEADS heads at a time. half: R / 2; HALF, REST, HEAD_DIM: powers of two of their widths."""
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    slot = tl.load(slots_ptr + token)
+    column = tl.arange(0, HALF)[None, :]
+    row = cos_sin_ptr + position * 2 * half
+    cos = tl.load(row + column, mask=column < half, other=0.0)
+    sin = tl.load(row + half + column, mask=column < half, other=0.0)
+    rest = head_dim - 2 * half
+    q = q_ptr + token * q_token_stride
+    for head in range(0, q_heads, HEADS):
+        _rotate_heads(q, q, q_head_stride, q_head_stride, cos, sin, q_heads, head, half, rest, HEADS, HALF, 0)
+    if slot >= 0:
+        k, v = k_ptr + token * k_token_stride, v_ptr + token * v_token_stride
+        k_cache = k_cache_ptr + slot * kv_heads * head_dim
+        v_cache = v_cache_ptr + slot * kv_heads * head_dim
+        for head in range(0, kv_heads, HEADS):
+            _rotate_heads(k, k_cache, k_head_stride, head_dim, cos, sin, kv_heads, head, half, rest, HEADS, HALF, REST)
+            heads = head + tl.arange(0, HEADS)[:, None]
+            _copy_heads(v, v_cache, v_head_stride, head_dim, kv_heads, heads, head_dim, HEAD_DIM)
+
+
+def rope_and_cache_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+) -> None:
+    """Launches `_rope_and_cache_kernel`."""
+    tokens, q_heads, head_dim = q.shape
+    if tokens == 0:
+        return
+    kv_heads, rotary = k.shape[1], cos_sin.shape[1]
+    _rope_and_cache_kernel[(tokens,)](
+        q,
+        k,
+        v,
+        cos_sin,
+        positions,
+        slots,
+        k_cache,
+        v_cache,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        q_heads,
+        kv_heads,
+        head_dim,
+        rotary // 2,
+        HEADS=min(power_of_two(q_heads), 16),
+        HEAD_DIM=power_of_two(head_dim),
+        HALF=power_of_two(rotary // 2),
+        REST=power_of_two(head_dim - rotary) if head_dim > rotary else 0,
+        num_warps=4,
+    )

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.compiler import use_triton
 from kernels.sampling_torch import sample_torch
+from kernels.sampling_triton import sample_triton
 
 
 @dataclass(frozen=True)
@@ -48,4 +50,4 @@ def sample(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
 
     A row's draw depends on its own logits, parameters, seed and position alone.
     """
-    return sample_torch(logits, columns)
+    return sample_triton(logits, columns) if use_triton(logits) else sample_torch(logits, columns)

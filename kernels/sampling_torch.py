@@ -22,9 +22,7 @@ def sample_torch(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor
     out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     vocab_size = logits.shape[1]
     drawn = columns.temperature > 0
-    filtered = drawn & (
-        ((columns.top_k > 0) & (columns.top_k < vocab_size)) | (columns.top_p < 1.0) | (columns.min_p > 0.0)
-    )
+    filtered = filtered_rows(columns, vocab_size)
     for rows, choose in ((~drawn, _greedy), (drawn & ~filtered, _draw), (filtered, _draw_filtered)):
         places = rows.nonzero().squeeze(1)
         if len(places) == len(logits):
@@ -32,6 +30,12 @@ def sample_torch(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor
         if len(places):
             out[places] = choose(logits[places], columns.select(places))
     return out
+
+
+def filtered_rows(columns: SamplingColumns, vocab_size: int) -> torch.Tensor:
+    """bool [B]: the rows that are drawn from a part of the vocabulary."""
+    top_k = (columns.top_k > 0) & (columns.top_k < vocab_size)
+    return (columns.temperature > 0) & (top_k | (columns.top_p < 1.0) | (columns.min_p > 0.0))
 
 
 def _greedy(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
