@@ -51,8 +51,9 @@ def create_app(settings: FrontendSettings) -> FastAPI:
     return app
 
 
-async def _answer_api_error(_request: Request, error: Exception) -> Response:
+async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    request.scope["gilir.log"] = {"param": error.param, "code": error.code}
     return error.response()
 
 

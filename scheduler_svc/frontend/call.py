@@ -221,5 +221,6 @@ class Call:
             "model": self.task.model.name,
             "prompt_tokens": sum(len(prompt.ids) for prompt in self.task.prompts),
             "completion_tokens": sum(output.num_tokens for output in self._outputs),
-            "finish": ",".join(sorted({reason for reason in reasons if reason})),
+            "finish": ",".join(sorted({reason for reason in reasons if reason})) or None,
+            "client_gone": self.generation.gone,
         }

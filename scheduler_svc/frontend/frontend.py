@@ -82,7 +82,7 @@ class Frontend:
             stalled = now - generation.sending_since > self.settings.stalled_client_s
             if stalled or unsent > self.settings.max_unsent_tokens:
                 log.warning("slow reader dropped", unsent_tokens=unsent)
-                generation.transport.abort()
+                generation.cut_off()
 
 
 def frontend_of(request: Request) -> Frontend:

@@ -21,6 +21,8 @@ log = structlog.get_logger()
 FLUSH_S = 2
 """What answers that are complete get to reach their clients at the end."""
 TURN_S = 0.05
+MAX_UNSENT_BYTES = 128 << 10
+"""What the system takes of an answer before the client has room for it."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -93,4 +95,7 @@ class Server(uvicorn.Server):
 
 def run(app: FastAPI, listener: socket.socket, *, exit_with_parent: bool) -> None:
     """Serve on a listening socket until told to stop."""
+    with contextlib.suppress(OSError, AttributeError):  # not TCP, or not Linux
+        # Accepted connections inherit it. A slow reader is noticed soon, and costs the system little.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
     Server(app, exit_with_parent=exit_with_parent).run([listener])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -138,6 +140,13 @@ class Generation:
         if running:
             self.abort(running)
         self._on_close(self)
+
+    def cut_off(self) -> None:
+        """Break the client's connection, and drop what the system still holds for it."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     @property
     def unsent_tokens(self) -> int:

@@ -1,4 +1,7 @@
-"""A model's tokenizer, built from the files that an executor brought, encoding as `transformers` would."""
+"""A model's tokenizer, built from the files that an executor brought, encoding as `transformers` would.
+
+Whether a BOS is added to a text is for tokenizer.json to say; `add_bos_token` beside it counts nothing, as there.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from typing import Any
 
 import orjson
 import tokenizers
-from tokenizers import processors
 
 from scheduler_svc.frontend.detokenizer import DetokenizerFactory
 
@@ -41,22 +43,6 @@ class Tokenizer:
         tokenizer.encode_special_tokens = bool(self.config.get("split_special_tokens", False))
         named = [t for t in self.special_tokens.values() if isinstance(t, str) and tokenizer.token_to_id(t) is not None]
         tokenizer.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in named])
-        if "add_bos_token" in self.config or "add_eos_token" in self.config or tokenizer.post_processor is None:
-            tokenizer.post_processor = self._bos_eos_processor()
-
-    def _bos_eos_processor(self) -> processors.TemplateProcessing:
-        """`add_bos_token` and `add_eos_token`, where they are set, overrule tokenizer.json."""
-        template, special = "$A:0", []
-        for flag, name, form in (
-            ("add_bos_token", "bos_token", "{1}:0 {0}"),
-            ("add_eos_token", "eos_token", "{0} {1}:0"),
-        ):
-            token = self.special_tokens.get(name)
-            number = self._tokenizer.token_to_id(token) if token else None
-            if self.config.get(flag) and number is not None:
-                template = form.format(template, token)
-                special.append((token, number))
-        return processors.TemplateProcessing(single=template, special_tokens=special)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Ids of a text. Releases the interpreter lock while it works."""

@@ -202,7 +202,7 @@ class FakeCore:
                 continue
             if answer.tokens and (playing.place < len(answer.tokens) or answer.endless):
                 token = answer.tokens[playing.place % len(answer.tokens)]
-                scores = answer.scores[playing.place] if playing.place < len(answer.scores) else []
+                scores = answer.scores[playing.place % len(answer.scores)] if answer.scores else []
                 rows.setdefault(peer, []).append((stream, token, scores))
                 playing.place += 1
             spent = playing.place >= len(answer.tokens) and not answer.endless

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from common.wire import ModelCard
 
@@ -16,7 +16,7 @@ TEXT = [
 ]
 CHATML = (
     "{% for message in messages %}"
-    "{% if loop.first and message.role == 'assistant' %}{{ raise_exception('the assistant must not begin') }}{% endif %}"
+    "{% if loop.first and message.role == 'assistant' %}{{ raise_exception('an assistant cannot start') }}{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -42,7 +42,7 @@ def byte_level() -> tuple[Tokenizer, dict[str, object]]:
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT, trainer)
-    config = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|endoftext|>", "lstrip": False}}
+    config = {"eos_token": "<|im_end|>", "bos_token": {"__type": "AddedToken", "content": "<|endoftext|>"}}
     return tokenizer, config
 
 
@@ -59,7 +59,8 @@ def byte_fallback() -> tuple[Tokenizer, dict[str, object]]:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<unk>", "<s>", "</s>")])
-    config = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "add_eos_token": False}
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    config = {"bos_token": "<s>", "eos_token": "</s>"}
     return tokenizer, config
 
 
