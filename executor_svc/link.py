@@ -42,6 +42,8 @@ from common.wire.executor import no_slots
 from executor_svc.heartbeat import Heartbeat, Verdict
 from executor_svc.sockets import Dialing, Waker
 
+RETRY_INTERVALS = 3
+"""Hello intervals between a refusal and the next try."""
 REMIND_S = 10.0
 """A wait that goes on is logged this often."""
 PATIENCE_S = 1.0
@@ -99,6 +101,8 @@ class Link:
         self._hello_bytes = encode_message(hello)
         self._hello_due = 0.0
         self._remind_at = time.monotonic() + PATIENCE_S
+        self._refusal = ""
+        """Why the scheduler would not have this executor when it asked last."""
         self._iteration = 0
         self._faulted = False
         self._stop_reason = ""
@@ -293,6 +297,7 @@ class Link:
         self.epoch = welcome.epoch
         self._iteration = 0
         self._remind_at = 0.0
+        self._refusal = ""
         self._poller.modify(self._dealer, zmq.POLLIN)
         interval_s = welcome.heartbeat_ms / 1000
         self._heartbeat = Heartbeat(self._context, self.options.dialing, self.epoch, interval_s, self._waker.wake)
@@ -305,8 +310,11 @@ class Link:
         elif not refused.retry:
             raise RefusedError(refused.reason)
         else:
-            self._hello_due = time.monotonic() + self.options.hello_interval_s
-            self._log.info("the scheduler asks to try again later", reason=refused.reason)
+            # A Hello carries the tokenizer, so one that is refused again and again should be rare.
+            self._hello_due = time.monotonic() + RETRY_INTERVALS * self.options.hello_interval_s
+            if self._refusal != refused.reason:
+                self._refusal = refused.reason
+                self._log.warning("the scheduler asks to try again later", reason=refused.reason)
 
     def _on_end(self, end: Reset | Drain) -> None:
         if not self.epoch or end.epoch != self.epoch:
