@@ -87,6 +87,16 @@ def _prefill_kernel(
     tl.store(out_ptr + row * out_token_stride + at, out.to(out_ptr.dtype.element_ty), mask=in_tile)
 
 
+def tile_shape(head_dim: int, group: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Rows and keys of a tile, and warps: as large as spills no registers on any chip we compile for."""
+    keys = min(64, key_tile(head_dim, dtype))
+    if dtype == torch.float32:
+        rows = 32
+    else:
+        rows = 128 if head_dim <= 128 else 64
+    return max(rows, power_of_two(group)), keys, 8
+
+
 def attention_prefill(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -101,7 +111,7 @@ def attention_prefill(
     sequences, (_, heads, head_dim) = len(batch.context_lens) - batch.num_decodes, q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     group = heads // kv_heads
-    rows = max(64 if head_dim <= 128 else 32, power_of_two(group))
+    rows, keys, warps = tile_shape(head_dim, group, k_cache.dtype)
     _prefill_kernel[(ceil_div(batch.max_query_len, rows // group), kv_heads, sequences)](
         q,
         k_cache,
@@ -124,7 +134,7 @@ def attention_prefill(
         BLOCK_SIZE=block_size,
         ROWS=rows,
         HEAD_DIM=max(16, power_of_two(head_dim)),
-        KEYS=key_tile(head_dim, k_cache.dtype),
-        num_warps=4,
+        KEYS=keys,
+        num_warps=warps,
         num_stages=2,
     )

@@ -10,14 +10,15 @@ import torch
 
 from kernels.compiler import power_of_two, tl, triton
 
-LOG2_E = 1.4426950408889634
 TILE_BYTES = 16384
-"""Bytes of one K or V tile: two tensors in two pipeline stages then fit in 64 KiB of shared memory, which all have."""
+"""Bytes of one K or V tile: two tensors in two pipeline stages then fit in 64 KiB of shared memory, which all have.
+Of an fp32 tile half as many, because no matrix unit multiplies in full fp32 and the operands lie in registers."""
 
 
 def key_tile(head_dim: int, dtype: torch.dtype) -> int:
     """Keys worked on at once: a power of two from 16 (the least a matrix product takes) to 128."""
-    return min(128, max(16, TILE_BYTES // (power_of_two(head_dim) * dtype.itemsize)))
+    budget = TILE_BYTES // 2 if dtype == torch.float32 else TILE_BYTES
+    return min(128, max(16, budget // (power_of_two(head_dim) * dtype.itemsize)))
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def _scores(query, key, scale, softcap, SOFTCAP: tl.constexpr):
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
     if SOFTCAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # softcap * tanh(scores / softcap)
-    return scores * 1.4426950408889634
+    return scores * 1.4426950408889634  # log2(e)
 
 
 @triton.jit
