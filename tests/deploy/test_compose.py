@@ -1,0 +1,68 @@
+"""The compose file and the images: what they promise, and that it parses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.local import ROOT
+from executor_svc.settings import ExecutorSettings
+from scheduler_svc.settings import SchedulerSettings
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    return found
+
+
+def test_each_service_is_confined(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["user"] != "root" and service["read_only"] and service["cap_drop"] == ["ALL"], name
+        assert "healthcheck" in service, name
+
+
+def test_compose_alone_starts_a_scheduler_and_a_cpu_executor(services: dict[str, Any]) -> None:
+    assert (ROOT / ".env").read_text().splitlines()[-1] == "COMPOSE_PROFILES=cpu"
+    started = {name for name, service in services.items() if service.get("profiles", ["cpu"]) == ["cpu"]}
+    assert started == {"scheduler", "executor"}
+
+
+def test_each_gpu_has_a_service_of_its_own(services: dict[str, Any]) -> None:
+    for number in (0, 1):
+        (device,) = services[f"executor-gpu-{number}"]["deploy"]["resources"]["reservations"]["devices"]
+        assert device["device_ids"] == [str(number)] and device["capabilities"] == ["gpu"]
+
+
+def test_the_environment_is_accepted_by_the_settings(services: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, service in services.items():
+        for variable, value in service["environment"].items():
+            monkeypatch.setenv(variable, os.path.expandvars("" if value.startswith("${") else value))
+        kind = SchedulerSettings if name == "scheduler" else ExecutorSettings
+        settings = kind.from_command_line([])
+        fields = {variable.removeprefix("GILIR_").lower() for variable in service["environment"]}
+        assert fields <= settings.model_fields_set | {"model"}, name
+        for variable in service["environment"]:
+            monkeypatch.delenv(variable)
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+@pytest.mark.parametrize("profile", ["cpu", "gpu", "gpu,gpu2"])
+def test_docker_compose_reads_the_file(profile: str) -> None:
+    environment = {**os.environ, "COMPOSE_PROFILES": profile}
+    done = subprocess.run(
+        ["docker-compose", "config", "--quiet"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_dockerfiles_copy_what_the_services_import() -> None:
+    scheduler = (ROOT / "deploy" / "scheduler.Dockerfile").read_text()
+    executor = (ROOT / "deploy" / "executor.Dockerfile").read_text()
+    assert {"common", "scheduler_svc"} <= set(scheduler.split()) and "executor_svc" not in scheduler
+    assert {"common", "kernels", "executor_svc"} <= set(executor.split()) and "scheduler_svc" not in executor
