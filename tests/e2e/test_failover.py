@@ -37,6 +37,22 @@ def test_a_stream_survives_kill_9_and_a_fresh_executor(start: Callable[..., Any]
     assert stack.metric("gilir_executors_lost_total") == 1
 
 
+def test_a_stream_moves_to_the_other_of_two_real_executors(start: Callable[..., Any]) -> None:
+    stack = start()
+    both = {name: stack.real(name, "--max-num-seqs", "4") for name in ("one", "two")}
+    stack.ready()
+    stack.until(lambda: stack.metric("gilir_lanes") == 2, "both executors")
+    undisturbed = stack.text(PROMPT, 60)
+    events = stack.stream(PROMPT, 60)
+    begun = [next(events) for _ in range(5)]
+    running_on = str(stack.plan_records()[-1]["lane"])
+    both[running_on].kill()
+    stack.services.processes.remove(both[running_on])
+    assert join(iter(begun)) + join(events) == undisturbed
+    assert {record["lane"] for record in stack.plan_records()} == {"one", "two"}
+    stack.until_idle()
+
+
 def test_two_executors_and_one_is_killed(start: Callable[..., Any]) -> None:
     stack = start()
     victim, other = (stack.fake(name, Script(delay_s=0.01)) for name in ("one", "two"))
