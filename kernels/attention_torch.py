@@ -75,7 +75,7 @@ class _Scratch:
 @dataclass(frozen=True)
 class _Chunk:
     """One prefill row: its query tokens, the position of the first, the first tile it sees, and the cache slots of the
-    tiles' keys (past the context: of the last key again)."""
+    tiles' keys (where no query sees one: of a key that some query does see)."""
 
     start: int
     stop: int
@@ -133,8 +133,9 @@ def _chunks(batch: AttentionBatch, block_size: int, window: int) -> list[_Chunk]
         if stop == start:
             continue
         start_position = context - (stop - start)
-        first = max(start_position - window + 1, 0) // KEY_TILE if window else 0
-        position = torch.arange(first * KEY_TILE, -(-context // KEY_TILE) * KEY_TILE).clamp_max(context - 1)
+        lowest = max(start_position - window + 1, 0) if window else 0
+        first = lowest // KEY_TILE
+        position = torch.arange(first * KEY_TILE, -(-context // KEY_TILE) * KEY_TILE).clamp(lowest, context - 1)
         slots = _slots(batch.block_tables[row : row + 1], position[None], block_size).view(-1)
         chunks.append(_Chunk(start, stop, start_position, first, slots))
     return chunks

@@ -82,7 +82,9 @@ def kept_prefix(
     keep &= (before < top_p * mass) | (top_p >= 1.0)
     keep &= weights >= columns.min_p[:, None]
     keep[:, 0] = True
-    return keep, ~keep[:, -1] | (top_k <= count).squeeze(1)
+    # With a top-k set larger than N, its mass and so its top-p prefix are not known yet.
+    complete = (top_k <= count) | ((top_k == vocab_size) & ~keep[:, -1:])
+    return keep, complete.squeeze(1)
 
 
 def _draw_among(
