@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from scheduler_svc.frontend.fields import Fields, show
 from scheduler_svc.frontend.messages import read_messages
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.parameters import token_ids
+from scheduler_svc.frontend.tokenizer import TooManyTokens
 
 T = TypeVar("T")
 INLINE_CHARACTERS = 4096
@@ -48,14 +49,17 @@ async def read_completion_prompts(
     items = [raw] if single else raw
     kind = str if (single and type(raw) is str) or type(items[0]) is str else list
     prompts = []
+    in_pool = sum(len(item) for item in items if type(item) is kind) > INLINE_CHARACTERS
     for i, item in enumerate(items):
         path = "prompt" if single else f"prompt[{i}]"
         if type(item) is not kind:
             raise invalid(path, f"{path}: all prompts must be of one kind, got {show(item)}")
         if isinstance(item, str):
-            ids = await tokenize(item, model, add_special_tokens, "prompt", pool, watch)
+            ids = await tokenize(item, model, add_special_tokens, "prompt", pool, watch, in_pool=in_pool)
             prompts.append(Prompt(ids, item))
         else:
+            if in_pool:
+                await asyncio.sleep(0)
             prompts.append(Prompt(_checked_ids(item, model, path), None))
         if not len(prompts[-1].ids):
             raise invalid("prompt", f"{path}: has no tokens", "empty_prompt")
@@ -74,7 +78,8 @@ async def read_chat_prompt(
     """The messages through the chat template, which writes its own special tokens: none are added by default."""
     rendering = read_rendering(fields, model)
     text = rendering() if _is_small(fields.raw("messages")) else await run_in_pool(pool, watch, rendering)
-    ids = await tokenize(text, model, add_special_tokens, "messages", pool, watch)
+    in_pool = len(text) > INLINE_CHARACTERS
+    ids = await tokenize(text, model, add_special_tokens, "messages", pool, watch, in_pool=in_pool)
     if not len(ids):
         raise invalid("messages", "messages: the chat template makes no tokens of them", "empty_prompt")
     return Prompt(ids, text)
@@ -118,23 +123,27 @@ def read_rendering(fields: Fields, model: ServedModel) -> Callable[[], str]:
 
 
 async def tokenize(
-    text: str, model: ServedModel, add_special_tokens: bool, param: str, pool: Executor, watch: ClientWatch
+    text: str,
+    model: ServedModel,
+    add_special_tokens: bool,
+    param: str,
+    pool: Executor,
+    watch: ClientWatch,
+    *,
+    in_pool: bool,
 ) -> NDArray[np.int32]:
     """Ids of a text. One that is too long by its characters alone is refused before it is tokenized."""
     if len(text) > model.longest_text:
         raise too_long(model, param, f"the prompt has {len(text)} characters, more than any {model.card.max_model_len}")
-    ids = await encode(text, model, add_special_tokens, pool, watch)
-    if len(ids) > model.card.max_model_len:
-        raise too_long(model, param, f"the prompt has {len(ids)}")
+    limit = model.card.max_model_len
+    try:
+        if in_pool:
+            ids = await run_in_pool(pool, watch, model.tokenizer.encode, text, add_special_tokens, limit)
+        else:
+            ids = model.tokenizer.encode(text, add_special_tokens, limit)
+    except TooManyTokens as error:
+        raise too_long(model, param, f"the prompt has {error.count}") from None
     return np.array(ids, np.int32)
-
-
-async def encode(
-    text: str, model: ServedModel, add_special_tokens: bool, pool: Executor, watch: ClientWatch
-) -> Sequence[int]:
-    if len(text) <= INLINE_CHARACTERS:
-        return model.tokenizer.encode(text, add_special_tokens)
-    return await run_in_pool(pool, watch, model.tokenizer.encode, text, add_special_tokens)
 
 
 async def run_in_pool(pool: Executor, watch: ClientWatch, work: Callable[..., T], *arguments: Any) -> T:

@@ -17,7 +17,7 @@ from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.parameters import token_ids
-from scheduler_svc.frontend.prompts import encode, read_rendering, run_in_pool
+from scheduler_svc.frontend.prompts import read_rendering, run_in_pool
 
 router = APIRouter()
 
@@ -45,7 +45,7 @@ async def tokenize(request: Request) -> Response:
         else:
             raise invalid("prompt", "prompt: expected a string, or messages instead")
         with_strings = fields.boolean("return_token_strs", False)
-        ids = await encode(text, model, add_special_tokens, frontend.pool, watch)
+        ids = await run_in_pool(frontend.pool, watch, model.tokenizer.encode, text, add_special_tokens)
     finally:
         watch.close()
     strings = [model.tokenizer.token_text(token) for token in ids] if with_strings else None

@@ -19,6 +19,14 @@ class TokenizerError(Exception):
     """The tokenizer files cannot be used."""
 
 
+class TooManyTokens(Exception):
+    """A text has more tokens than it may."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} tokens")
+        self.count = count
+
+
 class Tokenizer:
     """Text to ids and back. Safe to use from several threads at once."""
 
@@ -44,9 +52,11 @@ class Tokenizer:
         named = [t for t in self.special_tokens.values() if isinstance(t, str) and tokenizer.token_to_id(t) is not None]
         tokenizer.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in named])
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Ids of a text. Releases the interpreter lock while it works."""
+    def encode(self, text: str, add_special_tokens: bool, limit: int | None = None) -> list[int]:
+        """Ids of a text. Releases the interpreter lock while it works. Raises `TooManyTokens` above the limit."""
         encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if limit is not None and len(encoding) > limit:
+            raise TooManyTokens(len(encoding))
         return encoding.ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
