@@ -90,7 +90,8 @@ def _decode_kernel(
         value = _load_tile(v_cache_ptr, table, position, visible, kv_head, kv_heads, head_dim, BLOCK_SIZE, HEAD_DIM)
         highest, total, product = _accumulate(scores, value, highest, total, product)
 
-    out = product / tl.where(total == 0.0, 1.0, total)[:, None]
+    total = tl.where(total == 0.0, 1.0, total)  # a padding row has seen no key
+    out = product / total[:, None]
     row_head = row * kv_heads * group + heads
     if MERGE:
         slot = row_head * splits + split

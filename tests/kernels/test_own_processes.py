@@ -1,0 +1,62 @@
+"""Tests that need their own process, because Triton and MKL read the environment once, when they start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SPILLS_ALLOWED = {"decode fp32 8/4x256": 16}
+"""Bytes a thread; fp32 attention serves tests and comparisons, and has no matrix unit to feed."""
+
+
+def run(*command: str, **environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "MKL_CBWR")}
+    inherited |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"} | environment
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=inherited, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_kernels_under_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    output = run("-m", "pytest", str(HERE / "interpreted"), "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+    assert " passed" in output or "100%" in output
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="the promise rests on MKL")
+@pytest.mark.timeout(600)
+def test_same_answer_whatever_the_batch() -> None:
+    isa = "AVX512" if "AVX512" in torch.backends.cpu.get_cpu_capability() else "AVX2"
+    run(
+        "-m",
+        "pytest",
+        str(HERE / "invariance"),
+        "-p",
+        "no:cacheprovider",
+        MKL_CBWR=f"{isa},STRICT",
+        GILIR_TEST_INVARIANCE="1",
+    )
+
+
+@pytest.mark.timeout(600)
+def test_kernels_compile_for_every_chip() -> None:
+    """No register spills, shared memory within the chip's limit, matrix units used: the table shows with `-s`."""
+    pytest.importorskip("triton")
+    entries = json.loads(run(str(HERE / "aot.py"), "--json"))
+    print("\n" + "\n".join(" ".join(f"{value!s:>12}" for value in entry.values()) for entry in entries))
+    assert len({entry["kernel"] for entry in entries}) == 11
+    assert {entry["target"] for entry in entries} == {"sm_80", "sm_90", "sm_100", "gfx942"}
+    for entry in entries:
+        assert entry["spilled"] <= SPILLS_ALLOWED.get(entry["launch"], 0), entry
+        assert entry["shared"] <= entry["shared_limit"], entry
+        if entry["kernel"] in ("_decode_kernel", "_prefill_kernel") and "bf16" in entry["launch"]:
+            assert entry["matrix"] > 0, entry
