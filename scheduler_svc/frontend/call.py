@@ -176,8 +176,9 @@ class Call:
             offset += len(detokenizer.push((token,)))
         return entries
 
-    def _logprobs(self, entries: list[Entry]) -> Any:
-        return self.task.shape.logprobs(entries) if self.task.logprobs else None
+    def _logprobs(self, entries: list[Entry]) -> dict[str, Any] | None:
+        """Of a chunk; null where no token came with it."""
+        return self.task.shape.logprobs(entries) if entries else None
 
     def _running_usage(self) -> dict[str, Any] | None:
         return self.usage() if self.task.parameters.stream_options.continuous else None
@@ -199,7 +200,7 @@ class Call:
             {
                 "index": i,
                 **self.task.shape.choice(text),
-                "logprobs": self._logprobs(entries[i]),
+                "logprobs": self.task.shape.logprobs(entries[i]) if self.task.logprobs else None,
                 "finish_reason": output.finish_reason,
                 "stop_reason": output.stop_reason,
             }

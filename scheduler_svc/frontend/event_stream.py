@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from starlette.responses import Response
@@ -29,15 +28,14 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._call.generation
-        clock = asyncio.get_running_loop().time
-        generation.transport = scope.get("gilir.transport")
+        generation.cut_off = scope.get("gilir.cut_off")
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             body, more = self._first, not self._call.done
             while True:
-                generation.sending_since = clock()
+                generation.sending = True
                 await send({"type": "http.response.body", "body": body, "more_body": more})
-                generation.sending_since = None
+                generation.sending = False
                 if not more:
                     return
                 body = await self._next()

@@ -74,14 +74,10 @@ class Frontend:
     def _sweep(self) -> None:
         """Each second: break connections whose readers have fallen too far behind, which aborts their requests."""
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
-        now = self._loop.time()
         for generation in list(self.link.generations):
-            if generation.sending_since is None or generation.transport is None:
-                continue
-            unsent = generation.unsent_tokens
-            stalled = now - generation.sending_since > self.settings.stalled_client_s
-            if stalled or unsent > self.settings.max_unsent_tokens:
-                log.warning("slow reader dropped", unsent_tokens=unsent)
+            unsent = generation.unsent_tokens if generation.sending else 0
+            if unsent > self.settings.max_unsent_tokens and generation.cut_off is not None:
+                log.warning("a client reads too slowly: cut off", unsent_tokens=unsent)
                 generation.cut_off()
 
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 from collections.abc import Iterator
 
 import structlog
@@ -26,11 +27,42 @@ MAX_UNSENT_BYTES = 128 << 10
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Lets the application see the connection, to break it when its reader has stalled."""
+    """Breaks connections whose clients do not read what is sent, and lets the application do so."""
+
+    stalled_client_s = 60.0
+    _stall: asyncio.TimerHandle | None = None
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["gilir.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+        self.scope["gilir.cut_off"] = self.cut_off  # type: ignore[typeddict-unknown-key]
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(self.stalled_client_s, self._cut_off_stalled)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_stall()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forget_stall()
+
+    def _forget_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _cut_off_stalled(self) -> None:
+        log.warning("a client does not read: cut off", stalled_s=self.stalled_client_s)
+        self.cut_off()
+
+    def cut_off(self) -> None:
+        """Break the connection, and drop what the system still holds for it."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
 
 class Server(uvicorn.Server):
@@ -40,9 +72,11 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, *, exit_with_parent: bool) -> None:
+        self._frontend: Frontend = app.state.frontend
+        stalled_client_s = self._frontend.settings.stalled_client_s
         config = uvicorn.Config(
             app,
-            http=HttpProtocol,
+            http=type("Protocol", (HttpProtocol,), {"stalled_client_s": stalled_client_s}),
             ws="none",
             loop="uvloop",
             lifespan="on",
@@ -53,7 +87,6 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=FLUSH_S,
         )
         super().__init__(config)
-        self._frontend: Frontend = app.state.frontend
         self._parent = os.getppid() if exit_with_parent else None
         self._num_signals = 0
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,10 +93,10 @@ class Generation:
         self.gone = False
         self.quiet = False
         """Nobody waits for single tokens, only for endings."""
-        self.sending_since: float | None = None
-        """Since when a write to the client has been under way."""
-        self.transport: Any = None
-        """The client's connection, while a stream is being written to it."""
+        self.cut_off: Callable[[], None] | None = None
+        """Breaks the connection that the answer is streamed to."""
+        self.sending = False
+        """A write to the client is under way: until it is done, tokens gather here."""
 
     async def wait(self) -> list[Stream]:
         """Streams of which something came. Raises `ClientGone`, and the `ApiError` that the request was failed with."""
@@ -140,13 +137,6 @@ class Generation:
         if running:
             self.abort(running)
         self._on_close(self)
-
-    def cut_off(self) -> None:
-        """Break the client's connection, and drop what the system still holds for it."""
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
 
     @property
     def unsent_tokens(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from frontend_service import Service, run_service
+from frontend_service import Service, run_service, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -23,4 +23,5 @@ def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service
 def service(shared_service: Service) -> Service:
     """The session's service, with the core as new."""
     shared_service.core.reset()
+    wait_until(lambda: shared_service.get("/health").status_code == 200)
     return shared_service

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_core import Answer
 from frontend_service import BYTE_FALLBACK, BYTE_LEVEL, Service, error_of, run_service, wait_until
 from tokenizers_for_tests import CHATML, LLAMA_CHAT, byte_fallback, byte_level, card
 from transformers import PreTrainedTokenizerFast
@@ -110,15 +110,6 @@ def test_null_content_never_reads_none(service: Service) -> None:
     assert "None" not in text and "42" in text
 
 
-def test_a_model_without_a_template(tmp_path: Path) -> None:
-    with run_service(tmp_path, models=[card("bare", byte_level(), "")]) as service:
-        service.core.answer(Answer([*service.ids(" one")]))
-        for stream in (False, True):
-            error = error_of(service.chat(model="bare", stream=stream), 400)
-            assert (error["code"], error["param"]) == ("no_chat_template", "messages")
-        assert service.complete(model="bare").status_code == 200
-
-
 # --- fields that are known but not supported ---
 
 UNSUPPORTED_IN_CHAT: dict[str, list[Any]] = {
@@ -169,35 +160,60 @@ def test_values_that_ask_for_nothing_are_let_pass(service: Service) -> None:
     assert service.complete(suffix="", best_of=2, n=2, use_beam_search=False).status_code == 200
 
 
-# --- defaults of the model ---
+# --- what depends on the model and its executors ---
+
+OWN_DEFAULTS = {"temperature": 0.25, "top_k": 7.0, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 1.5}
 
 
-def test_the_models_own_defaults(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def small_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A pool of 64 tokens; one model has no chat template, the other has sampling defaults of its own."""
+    models = [card("bare", byte_level(), ""), card("own", byte_level(), CHATML, default_params=OWN_DEFAULTS)]
+    with run_service(tmp_path_factory.mktemp("ipc"), models=models, kv_capacity=64) as service:
+        yield service
+
+
+@pytest.fixture
+def small(small_service: Service) -> Service:
+    small_service.core.reset()
+    return small_service
+
+
+def test_a_model_without_a_template(small: Service) -> None:
+    for stream in (False, True):
+        error = error_of(small.chat(model="bare", stream=stream), 400)
+        assert (error["code"], error["param"]) == ("no_chat_template", "messages")
+    assert small.complete(model="bare").status_code == 200
+
+
+def test_the_models_own_defaults(small: Service) -> None:
     """They apply only to what a request leaves out; an explicit 0 stands, null is left out."""
-    own = {"temperature": 0.25, "top_k": 7.0, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 1.5}
-    with run_service(tmp_path, models=[card("m", byte_level(), CHATML, default_params=own)]) as service:
-        service.complete(model="m")
-        service.complete(model="m", temperature=0, top_k=0, top_p=1, min_p=0, repetition_penalty=1)
-        service.complete(model="m", temperature=None, top_k=None)
-        seen = [
-            (p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty)
-            for p in (request.params for request in service.core.requests)
-        ]
-        assert seen == [(0.25, 7, 0.5, 0.125, 1.5), (0.0, 0, 1.0, 0.0, 1.0), (0.25, 7, 0.5, 0.125, 1.5)]
+    small.complete(model="own")
+    small.complete(model="own", temperature=0, top_k=0, top_p=1, min_p=0, repetition_penalty=1)
+    small.complete(model="own", temperature=None, top_k=None)
+    seen = [
+        (p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty)
+        for p in (request.params for request in small.core.requests)
+    ]
+    assert seen == [(0.25, 7, 0.5, 0.125, 1.5), (0.0, 0, 1.0, 0.0, 1.0), (0.25, 7, 0.5, 0.125, 1.5)]
 
 
-def test_what_the_pool_cannot_hold(tmp_path: Path) -> None:
+def test_what_the_pool_cannot_hold(small: Service) -> None:
     """KV is needed for all but the last token. Without max_tokens a chat takes what is left."""
-    with run_service(tmp_path, models=[card("m", byte_level(), CHATML)], kv_capacity=64) as service:
-        error = error_of(service.complete(model="m", prompt=[5] * 60, max_tokens=6), 400)
-        assert error["code"] == "kv_capacity_exceeded"
-        assert error_of(service.complete(model="m", prompt=[5] * 65), 400)["code"] == "kv_capacity_exceeded"
-        assert service.complete(model="m", prompt=[5] * 60, max_tokens=5).status_code == 200
-        assert service.complete(model="m", prompt=[5] * 64, max_tokens=1).status_code == 200
-        assert service.complete(model="m", prompt=[5] * 60).status_code == 200
-        assert service.core.requests[-1].params.max_tokens == 5
-        service.chat(model="m")
-        assert len(service.core.requests[-1].prompt) + service.core.requests[-1].params.max_tokens == 65
+    error = error_of(small.complete(model="own", prompt=[5] * 60, max_tokens=6), 400)
+    assert error["code"] == "kv_capacity_exceeded"
+    assert error_of(small.complete(model="own", prompt=[5] * 65), 400)["code"] == "kv_capacity_exceeded"
+    assert small.complete(model="own", prompt=[5] * 60, max_tokens=5).status_code == 200
+    assert small.complete(model="own", prompt=[5] * 64, max_tokens=1).status_code == 200
+    assert small.complete(model="own", prompt=[5] * 60).status_code == 200
+    assert small.core.requests[-1].params.max_tokens == 5
+    small.chat(model="own")
+    assert len(small.core.requests[-1].prompt) + small.core.requests[-1].params.max_tokens == 65
 
-        service.core.announce(service.core.models, 0)
-        wait_until(lambda: service.complete(model="m", prompt=[5] * 100, max_tokens=100).status_code == 200)
+
+def test_an_unknown_capacity_refuses_nothing(small: Service) -> None:
+    """While no executor is attached the core tells 0."""
+    small.core.announce(small.core.models, 0)
+    wait_until(lambda: small.complete(model="own", prompt=[5] * 100, max_tokens=100).status_code == 200)
+    small.core.announce(small.core.models, 64)
+    wait_until(lambda: small.complete(model="own", prompt=[5] * 100, max_tokens=100).status_code == 400)

@@ -68,7 +68,7 @@ def _is_cut(tail: bytes) -> bool:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_random_ids(name: str, data: st.DataObject) -> None:
     size = TOKENIZERS[name].get_vocab_size()
     token = st.integers(0, size + 3)
@@ -82,7 +82,7 @@ def test_random_ids(name: str, data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_random_byte_runs(data: st.DataObject) -> None:
     """Runs of byte tokens with good and bad UTF-8 in them, cut anywhere between prompt and output."""
     good = st.text(alphabet="aé世👩\ufffd", min_size=1, max_size=3).map(str.encode)
@@ -101,7 +101,7 @@ def test_random_byte_runs(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=st.text(max_size=40), cut=st.integers(0, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_text_is_told_back(name: str, text: str, cut: int) -> None:
     ids = TOKENIZERS[name].encode(text, add_special_tokens=False).ids
     got = "".join(pieces(name, ids[:cut], ids[cut:], skip_special=False))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,6 @@ import pytest
 from fake_core import Answer, FakeCore
 from frontend_service import BYTE_LEVEL, Service, error_of, events, run_service, wait_until
 from tokenizers_for_tests import CHATML, byte_level, card
-
-QUICK = ("--core-timeout-s", "0.5", "--core-lost-s", "2")
 
 
 class OpenStream:
@@ -55,58 +54,67 @@ def statuses(service: Service) -> tuple[int, int, int]:
     return tuple(service.get(path).status_code for path in ("/health/live", "/health/ready", "/health"))  # type: ignore[return-value]
 
 
-def test_health_follows_the_cores_beat(tmp_path: Path) -> None:
-    with run_service(tmp_path, *QUICK) as service:
-        assert statuses(service) == (200, 200, 200)
-        service.core.ready = False
-        wait_until(lambda: statuses(service) == (200, 503, 503))
-        service.core.ready = True
-        wait_until(lambda: statuses(service) == (200, 200, 200))
-        service.core.silent = True
-        wait_until(lambda: statuses(service) == (503, 503, 503))
-        error = error_of(service.complete(), 503)
-        assert error["code"] == "no_scheduler"
-        service.core.silent = False
-        wait_until(lambda: statuses(service) == (200, 200, 200))
-        assert service.complete().status_code == 200
+@pytest.fixture(scope="module")
+def impatient_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One that soon finds its core silent, and soon gives it up."""
+    with run_service(tmp_path_factory.mktemp("ipc"), "--core-timeout-s", "0.5", "--core-lost-s", "2") as service:
+        yield service
 
 
-def test_a_stall_of_the_core_harms_nobody_but_its_loss_ends_open_requests(tmp_path: Path) -> None:
-    with run_service(tmp_path, *QUICK) as service:
-        gate = threading.Semaphore(1)
-        words = service.ids(" one two")
-        service.core.answer(Answer([*words, service.eos()], gate=gate))
-        stream = OpenStream(service)
-        stream.wait_begun()
-        service.core.silent = True
-        wait_until(lambda: statuses(service)[0] == 503)
-        service.core.silent = False
-        for _ in range(len(words) + 1):
-            gate.release()
-        assert stream.events()[-1]["choices"][0]["finish_reason"] == "stop"
-
-        service.core.answer(Answer(words, gate=threading.Semaphore(1)))
-        stream = OpenStream(service)
-        stream.wait_begun()
-        service.core.silent = True
-        assert stream.events()[-1]["error"]["type"] == "service_unavailable"
-        service.core.silent = False
-        wait_until(lambda: statuses(service) == (200, 200, 200))
+@pytest.fixture
+def quick(impatient_service: Service) -> Service:
+    impatient_service.core.reset()
+    wait_until(lambda: statuses(impatient_service) == (200, 200, 200))
+    return impatient_service
 
 
-def test_a_new_core_is_greeted(tmp_path: Path) -> None:
-    with run_service(tmp_path, *QUICK) as service:
-        models, address = service.core.models, service.core.address
-        service.core.close()
-        wait_until(lambda: statuses(service)[0] == 503)
-        second = FakeCore(address, models)
-        try:
-            second.answer(Answer([*service.ids(" one"), service.eos()]))
-            wait_until(lambda: statuses(service) == (200, 200, 200))
-            assert service.complete().json()["choices"][0]["text"] == " one"
-        finally:
-            second.close()
-            service.core = FakeCore(f"ipc://{tmp_path}/unused", [])
+def test_health_follows_the_cores_beat(quick: Service) -> None:
+    service = quick
+    assert statuses(service) == (200, 200, 200)
+    service.core.ready = False
+    wait_until(lambda: statuses(service) == (200, 503, 503))
+    service.core.ready = True
+    wait_until(lambda: statuses(service) == (200, 200, 200))
+    service.core.silent = True
+    wait_until(lambda: statuses(service) == (503, 503, 503))
+    error = error_of(service.complete(), 503)
+    assert error["code"] == "no_scheduler"
+    service.core.silent = False
+    wait_until(lambda: statuses(service) == (200, 200, 200))
+    assert service.complete().status_code == 200
+
+
+def test_a_stall_of_the_core_harms_nobody_but_its_loss_ends_open_requests(quick: Service) -> None:
+    service = quick
+    gate = threading.Semaphore(1)
+    words = service.ids(" one two")
+    service.core.answer(Answer([*words, service.eos()], gate=gate))
+    stream = OpenStream(service)
+    stream.wait_begun()
+    service.core.silent = True
+    wait_until(lambda: statuses(service)[0] == 503)
+    service.core.silent = False
+    for _ in range(len(words) + 1):
+        gate.release()
+    assert stream.events()[-1]["choices"][0]["finish_reason"] == "stop"
+
+    service.core.answer(Answer(words, gate=threading.Semaphore(1)))
+    stream = OpenStream(service)
+    stream.wait_begun()
+    service.core.silent = True
+    assert stream.events()[-1]["error"]["type"] == "service_unavailable"
+    service.core.silent = False
+    wait_until(lambda: statuses(service) == (200, 200, 200))
+
+
+def test_a_new_core_is_greeted(quick: Service) -> None:
+    first = quick.core
+    first.close()
+    wait_until(lambda: statuses(quick)[0] == 503)
+    quick.core = FakeCore(first.address, first.models)
+    quick.core.answer(Answer([*quick.ids(" one"), quick.eos()]))
+    wait_until(lambda: statuses(quick) == (200, 200, 200))
+    assert quick.complete().json()["choices"][0]["text"] == " one"
 
 
 def test_junk_from_the_core_is_dropped(service: Service) -> None:
@@ -116,8 +124,7 @@ def test_junk_from_the_core_is_dropped(service: Service) -> None:
     assert service.complete().json()["choices"][0]["text"] == " one"
 
 
-def test_before_the_first_serving_requests_get_503(tmp_path: Path) -> None:
-    """There is no core at all."""
+def test_without_a_core_requests_get_503_and_an_idle_frontend_ends_at_once(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "scheduler_svc.frontend", "--core", f"ipc://{tmp_path}/none", "--port", "0"],
         stdout=subprocess.PIPE,
@@ -129,23 +136,14 @@ def test_before_the_first_serving_requests_get_503(tmp_path: Path) -> None:
         assert httpx.get(url + "/health/live").status_code == 503
         assert httpx.get(url + "/metrics").status_code == 200
         error_of(httpx.post(url + "/v1/completions", json={"prompt": "x"}), 503)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0
     finally:
         process.kill()
         process.wait()
 
 
 # --- the end ---
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_frontend_ends_at_once(tmp_path: Path, number: signal.Signals) -> None:
-    with run_service(tmp_path) as service:
-        begun = time.monotonic()
-        service.process.send_signal(number)
-        assert service.process.wait(10) == 0
-        assert time.monotonic() - begun < 3
 
 
 def test_open_streams_may_end_while_new_requests_get_503(tmp_path: Path) -> None:

@@ -116,9 +116,9 @@ def test_values_that_json_cannot_carry(service: Service, value: float, stream: b
     ):
         assert response.status_code == 200
         assert "-9999.0" in response.text and "null,0.0" not in response.text
-        chunk = events(response)[-1] if stream else response.json()
-        logprobs = chunk["choices"][0]["logprobs"]
-        values = logprobs.get("token_logprobs") or [logprobs["content"][0]["logprob"]]
+        chunks = events(response) if stream else [response.json()]
+        (logprobs,) = filter(None, [chunk["choices"][0]["logprobs"] for chunk in chunks])
+        values = logprobs["token_logprobs"] if "tokens" in logprobs else [logprobs["content"][0]["logprob"]]
         assert values == [-9999.0]
 
 

@@ -6,7 +6,6 @@ import uuid
 from pathlib import Path
 
 import httpx
-from fake_core import Answer
 from frontend_service import BYTE_FALLBACK, BYTE_LEVEL, Service, error_of, run_service, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers_for_tests import CHATML, byte_level, card
@@ -34,13 +33,9 @@ def test_unknown_models(service: Service) -> None:
     assert error_of(service.post("/tokenize", model="gpt-4", prompt="x"), 404)
 
 
-def test_without_a_name_the_only_model_answers(tmp_path: Path, service: Service) -> None:
+def test_a_name_is_needed_where_several_are_served(service: Service) -> None:
     for name in (None, ""):
         assert error_of(service.complete(model=name), 400)["param"] == "model"
-    with run_service(tmp_path, models=[card("only", byte_level(), CHATML)]) as single:
-        single.core.answer(Answer([*single.ids(" one")]))
-        for name in (None, ""):
-            assert single.complete(model=name).json()["model"] == "only"
 
 
 def test_models_come_and_go(tmp_path: Path) -> None:
@@ -55,7 +50,8 @@ def test_models_come_and_go(tmp_path: Path) -> None:
         )
         wait_until(lambda: bool(service.get("/v1/models").json()["data"]))
         assert [model["id"] for model in service.get("/v1/models").json()["data"]] == [BYTE_LEVEL]
-        assert service.complete().status_code == 200
+        for name in (BYTE_LEVEL, None, ""):
+            assert service.complete(model=name).json()["model"] == BYTE_LEVEL
         service.core.announce([], 0)
         wait_until(lambda: not service.get("/v1/models").json()["data"])
         error_of(service.complete(), 503)
