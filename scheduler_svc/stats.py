@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from common.wire import EndReason, Stats
-from scheduler_svc.core import Lane, Scheduler
+from scheduler_svc.core import Scheduler
 from scheduler_svc.membership import Membership
+from scheduler_svc.metrics import metric_key
 
 FINISHED_REASONS = {
     EndReason.EOS: "stop",
@@ -29,14 +30,6 @@ def gather(scheduler: Scheduler, membership: Membership, *, stopping: bool) -> S
     )
 
 
-def _labels(lane: Lane) -> str:
-    return f'{{model_name="{_escape(lane.model.name)}",engine="{_escape(lane.name)}"}}'
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
 def _gauges(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
     gauges: dict[str, float] = {
         "vllm:num_requests_running": sum(lane.num_running for lane in scheduler.lanes.values()),
@@ -46,12 +39,12 @@ def _gauges(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         "gilir_plan_bytes": membership.last_plan_bytes,
     }
     for lane in scheduler.lanes.values():
-        pool, labels = lane.pool, _labels(lane)
-        gauges[f"vllm:kv_cache_usage_perc{labels}"] = pool.num_referenced / pool.num_blocks
-        gauges[f"gilir_kv_blocks_referenced{labels}"] = pool.num_referenced
-        gauges[f"gilir_kv_blocks_cached{labels}"] = pool.num_cached
-        config = f'block_size="{lane.block_size}",num_gpu_blocks="{pool.num_blocks}"'
-        gauges[f"vllm:cache_config_info{{{config},{labels[1:]}"] = 1
+        pool, labels = lane.pool, {"model_name": lane.model.name, "engine": lane.name}
+        gauges[metric_key("vllm:kv_cache_usage_perc", **labels)] = pool.num_referenced / pool.num_blocks
+        gauges[metric_key("gilir_kv_blocks_referenced", **labels)] = pool.num_referenced
+        gauges[metric_key("gilir_kv_blocks_cached", **labels)] = pool.num_cached
+        sizes = {"block_size": str(lane.block_size), "num_gpu_blocks": str(pool.num_blocks)}
+        gauges[metric_key("vllm:cache_config_info", **sizes, **labels)] = 1
     return gauges
 
 
@@ -66,7 +59,7 @@ def _counters(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         "vllm:num_preemptions": counters.preemptions,
         "vllm:prefix_cache_queries": counters.prefix_queries,
         "vllm:prefix_cache_hits": counters.prefix_hits,
-        **{f'vllm:request_success{{finished_reason="{reason}"}}': count for reason, count in ended.items()},
+        **{metric_key("vllm:request_success", finished_reason=reason): count for reason, count in ended.items()},
         "gilir_iterations": counters.iterations,
         "gilir_executors_lost": counters.lanes_lost,
         "gilir_junk_messages": membership.num_junk,
