@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 
+from executor_svc.kv_cache import KVCache
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.rope import cos_sin_table
 from executor_svc.model.weights import LayerWeights, Weights
 from kernels import AttentionBatch, add_rms_norm, gelu_tanh_mul, paged_attention, rms_norm, rope_and_cache, silu_mul
-
-
-class LayerCaches(Protocol):
-    """The paged KV cache: for each layer, keys and values [num_blocks, block_size, kv_heads, head_dim]."""
-
-    @property
-    def k(self) -> list[torch.Tensor]: ...
-
-    @property
-    def v(self) -> list[torch.Tensor]: ...
 
 
 class Decoder:
@@ -50,7 +39,7 @@ class Decoder:
         positions: torch.Tensor,
         slots: torch.Tensor,
         batch: AttentionBatch,
-        cache: LayerCaches,
+        cache: KVCache,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Run T token rows, writing their keys and values into the cache.
@@ -97,7 +86,7 @@ class Decoder:
         positions: torch.Tensor,
         slots: torch.Tensor,
         batch: AttentionBatch,
-        cache: LayerCaches,
+        cache: KVCache,
     ) -> torch.Tensor:
         """x: [T, hidden], normed. Returns [T, hidden]."""
         config = self.config

@@ -1,0 +1,94 @@
+"""Every family against `transformers`: greedy tokens and logits, batched, in chunks, over blocks of any size."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_svc.model import Decoder, load_model
+from tests.executor.paged_driver import generate, prompt_logits
+from tests.executor.tiny_models import FAMILIES, make_model, save_model
+
+LENGTHS = (1, 2, 7, 16, 17, 33, 64, 100, 201, 300)
+NEW_TOKENS = 64
+WHOLE = 1000
+
+
+WAYS = {
+    family: [*itertools.product((1, 7, 16, WHOLE), (1, 16, 32))]
+    if family in ("llama", "mistral")
+    else [(1, 16), (7, 1), (7, 32), (16, 16), (WHOLE, 1), (WHOLE, 32)]
+    for family in FAMILIES
+}
+"""Chunks and block sizes; all pairs for one family of full attention and one of windows."""
+
+
+@dataclass
+class Case:
+    decoder: Decoder
+    prompts: list[list[int]]
+    reference: list[list[int]]
+    """What `transformers` generates greedily, one prompt at a time."""
+    reference_logits: list[torch.Tensor]
+    """[NEW_TOKENS, vocab] of each prompt."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    model = make_model(request.param)
+    folder = save_model(model, tmp_path_factory.mktemp(request.param))
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(4, 260, (length,), generator=generator).tolist() for length in LENGTHS]
+    reference, logits = [], []
+    for prompt in prompts:
+        out = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        reference.append(out.sequences[0, len(prompt) :].tolist())
+        logits.append(torch.cat(out.logits))
+    return Case(load_model(str(folder)).decoder, prompts, reference, logits)
+
+
+def test_the_reference_is_worth_comparing_with(case: Case) -> None:
+    assert min(len(set(tokens)) for tokens in case.reference) >= 10
+    assert len({tuple(tokens[:8]) for tokens in case.reference}) == len(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("case", "chunk", "block_size"),
+    [(family, *way) for family, ways in WAYS.items() for way in ways],
+    indirect=["case"],
+)
+def test_greedy_tokens_equal_transformers(case: Case, chunk: int, block_size: int) -> None:
+    streams = generate(case.decoder, case.prompts, NEW_TOKENS, chunk=chunk, block_size=block_size)
+    assert [stream.generated for stream in streams] == case.reference
+    worst = max(
+        float((torch.stack(stream.logits) - logits).abs().max())
+        for stream, logits in zip(streams, case.reference_logits, strict=True)
+    )
+    assert worst < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_low_precision_stays_near(family: str, dtype: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    save_model(model, tmp_path)
+    decoder = load_model(str(tmp_path), dtype=dtype).decoder
+    tokens = torch.randint(4, 260, (40,), generator=torch.Generator().manual_seed(2)).tolist()
+    logits = prompt_logits(decoder, tokens)
+    with torch.inference_mode():
+        wide = model(torch.tensor([tokens])).logits[0]
+        narrow = model.to(getattr(torch, dtype))(torch.tensor([tokens])).logits[0].float()
+    error = (logits - wide).pow(2).mean().sqrt()
+    assert error < 1.5 * (narrow - wide).pow(2).mean().sqrt()  # no further off than transformers in this dtype
+    assert logits.dtype == torch.float32
