@@ -31,6 +31,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     stalled_client_s = 60.0
     _stall: asyncio.TimerHandle | None = None
+    _unread = 0
+    """Bytes in the write buffer when the stall was looked at last."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -38,7 +40,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall = self.loop.call_later(self.stalled_client_s, self._cut_off_stalled)
+        self._watch_stall()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -53,8 +55,15 @@ class HttpProtocol(HttpToolsProtocol):
             self._stall.cancel()
             self._stall = None
 
-    def _cut_off_stalled(self) -> None:
-        log.warning("a client does not read: cut off", stalled_s=self.stalled_client_s)
+    def _watch_stall(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(self.stalled_client_s, self._check_stall)
+
+    def _check_stall(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread:
+            self._watch_stall()
+            return
+        log.warning("a client does not read: cut off", unread_bytes=self._unread)
         self.cut_off()
 
     def cut_off(self) -> None:
