@@ -112,15 +112,15 @@ class FallbackPieces(dict[int, "str | int | None"]):
 class FallbackDetokenizer:
     """Text tokens pass through; byte tokens in a row are decoded together, and a bad run gives a U+FFFD a byte."""
 
-    __slots__ = ("_bad", "_content", "_length", "_partial", "_pieces", "_shown", "_strip", "_text")
+    __slots__ = ("_bad", "_content", "_length", "_partial", "_pieces", "_seed", "_strip", "_text")
 
     def __init__(self, pieces: FallbackPieces, prompt: Sequence[int], strip: tuple[str, int]) -> None:
         self._pieces = pieces
         self._content, self._strip = strip[0], 0
         self._length, self._bad, self._text, self._partial = 0, False, "", b""
         """The open run: its bytes, whether one was bad, its whole characters and the bytes after them."""
-        self._shown = ""
-        """What `decode(P)` shows of the run that was open when the prompt ended."""
+        self._seed = ("", 0, False)
+        """Of the run that was open when the prompt ended: whole characters, bytes, and whether one was cut."""
         run: list[int] = []
         for token in reversed(prompt):
             piece = pieces[token]
@@ -130,7 +130,7 @@ class FallbackDetokenizer:
                 break
         if run:
             self.push(reversed(run))
-            self._shown = REPLACEMENT * self._length if self._partial else self._text
+            self._seed = (self._text, self._length, bool(self._partial))
         self._strip = self._left_to_strip(prompt, strip[1])
 
     def _left_to_strip(self, prompt: Sequence[int], strip: int) -> int:
@@ -147,7 +147,7 @@ class FallbackDetokenizer:
 
     @property
     def tentative(self) -> str:
-        return self._stripped(self._text.removeprefix(self._shown))
+        return self._stripped(_beyond(self._text, self._shown_of_prompt()))
 
     def push(self, ids: Iterable[int]) -> str:
         out: list[str] = []
@@ -164,9 +164,12 @@ class FallbackDetokenizer:
         return self._strip_left(text) if self._strip else text
 
     def finish(self) -> str:
-        text = self._text + REPLACEMENT if self._partial else self._text
-        text = "" if self._bad else self._unshown(text)
-        self._end_run()
+        if self._partial:
+            seed, _, cut = self._seed
+            text = _beyond(self._text + REPLACEMENT, seed + REPLACEMENT if cut else seed)
+            self._end_run()
+        else:
+            text = self._close_run()
         return self._strip_left(text) if self._strip else text
 
     def _add_byte(self, value: int) -> str:
@@ -179,31 +182,34 @@ class FallbackDetokenizer:
             text, used = utf_8_decode(self._partial, "strict", False)
         except UnicodeDecodeError:
             self._bad, self._text, self._partial = True, "", b""
-            return self._unshown(REPLACEMENT * self._length)
+            return self._decided(REPLACEMENT * self._length)
         self._text += text
         self._partial = self._partial[used:]
         if self._length <= MAX_HELD_BYTES:
             return ""
         released, self._text, self._length = self._text, "", len(self._partial)
-        return self._unshown(released)
+        return self._decided(released)
 
     def _close_run(self) -> str:
         text = REPLACEMENT * self._length if self._partial else self._text
-        text = "" if self._bad else self._unshown(text)
+        text = "" if self._bad else self._decided(text)
         self._end_run()
         return text
 
+    def _decided(self, text: str) -> str:
+        """What a whole run decodes to, without what `decode(P)` shows of it."""
+        shown = self._shown_of_prompt()
+        self._seed = ("", 0, False)
+        return _beyond(text, shown)
+
+    def _shown_of_prompt(self) -> str:
+        """What `decode(P)` shows of the run that was open when the prompt ended."""
+        seed, length, cut = self._seed
+        return REPLACEMENT * length if cut else seed
+
     def _end_run(self) -> None:
         self._length, self._bad, self._text, self._partial = 0, False, "", b""
-        self._shown = ""
-
-    def _unshown(self, text: str) -> str:
-        """A decided run without the part of it that belongs to the prompt."""
-        shown, self._shown = self._shown, ""
-        same = 0
-        while same < min(len(shown), len(text)) and shown[same] == text[same]:
-            same += 1
-        return text[same:]
+        self._seed = ("", 0, False)
 
     def _stripped(self, text: str) -> str:
         place = 0
@@ -215,6 +221,14 @@ class FallbackDetokenizer:
         rest = self._stripped(text)
         self._strip = 0 if rest else self._strip - len(text)
         return rest
+
+
+def _beyond(text: str, shown: str) -> str:
+    """A text without the beginning that it shares with another."""
+    same = 0
+    while same < min(len(shown), len(text)) and shown[same] == text[same]:
+        same += 1
+    return text[same:]
 
 
 class WindowDetokenizer:

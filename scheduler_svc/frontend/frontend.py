@@ -62,7 +62,7 @@ class Frontend:
     def ready(self) -> bool:
         """Whether a request would be served now."""
         stats = self.link.stats
-        return self.live and not self.stopping and stats is not None and stats.ready
+        return self.live and not self.stopping and stats is not None and stats.ready and len(self.models) > 0
 
     def admit(self) -> None:
         """Raise `ApiError` 503 if no new request is taken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,8 +77,11 @@ class Models:
         if number == self._announcements:
             self._served = served
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._served.values())
+
+    def __len__(self) -> int:
+        return len(self._served)
 
     def find(self, name: str | None) -> ServedModel:
         """The named model; without a name, the only one. Raises `ApiError`."""

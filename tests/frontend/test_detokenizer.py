@@ -156,6 +156,10 @@ def test_an_emoji_begun_by_the_prompt(name: str) -> None:
     ids = [by_byte[bytes((value,))] for value in "🙂".encode()]
     assert "".join(pieces(name, ids[:2], ids[2:])) == "🙂"
     assert "".join(pieces(name, ids[:2], ids[2:3])) == ""
+    letter = by_byte[b"Q"]
+    assert "".join(pieces(name, [letter, *ids[:2]], [])) == ""
+    assert "".join(pieces(name, [letter, *ids[:2]], ids[2:3])) == ""
+    assert "".join(pieces(name, [letter], ids[:2])) == "\ufffd"
 
 
 def test_special_tokens_are_skipped_or_shown() -> None:
@@ -182,6 +186,10 @@ def test_held_characters_are_told_as_tentative() -> None:
     assert detokenizer.tentative == "世"
     assert detokenizer.push([TOKENIZERS["byte fallback"].token_to_id("▁the")]) == "世 the"
     assert detokenizer.tentative == ""
+    byte_tokens = [3 + value for value in "Q世".encode()]
+    detokenizer = FACTORIES["byte fallback"].create(byte_tokens[:1], True)
+    detokenizer.push(byte_tokens[1:])
+    assert detokenizer.tentative == "世", "what belongs to the prompt must not count"
 
 
 def test_another_decoder_is_decoded_by_window() -> None:
