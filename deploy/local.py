@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from common.processes import end_with_parent
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -39,6 +41,7 @@ class Process:
             stdout=self._file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.processes import end_with_parent
 from scheduler_svc.settings import SchedulerSettings
 
 log = structlog.get_logger()
@@ -66,7 +67,7 @@ class Supervisor:
             *("--log-format", self._settings.log_format, "--log-level", self._settings.log_level),
         ]
         # A session of its own: Ctrl-C reaches the core alone, which then ends its children in order.
-        child.process = subprocess.Popen(command, pass_fds=[fd], start_new_session=True)
+        child.process = subprocess.Popen(command, pass_fds=[fd], start_new_session=True, preexec_fn=end_with_parent)
         child.started_at = now
         log.info("frontend started", frontend=child.name, pid=child.process.pid)
 

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from deploy.local import ROOT
+from deploy.local import ROOT, LocalServices
 from executor_svc.script import Script
 
 
@@ -41,13 +42,23 @@ def test_running_requests_finish_within_the_grace(start: Callable[..., Any]) -> 
 
 
 def test_an_executor_that_starts_first_waits_for_the_scheduler(start: Callable[..., Any], model_folder: Any) -> None:
-    from deploy.local import LocalServices
-
     with LocalServices() as services:
         services.start_executor("--model", str(model_folder), module="executor_svc.fake")
         services.start_scheduler()
         services.wait_ready(60)
         assert services.stop() == {"executor-0": 0, "scheduler": 0}
+
+
+def test_a_killed_scheduler_leaves_no_frontend_and_its_port_free(start: Callable[..., Any]) -> None:
+    stack = start()
+    stack.until(lambda: stack.client.get("/health/live").status_code == 200, "the frontend")
+    pid = stack.scheduler.pid
+    (frontend,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    stack.scheduler.kill()
+    stack.until(lambda: not Path(f"/proc/{frontend}").exists(), "the frontend to end", patience_s=15)
+    with socket.create_server(("127.0.0.1", int(stack.url.rsplit(":", 1)[1]))):
+        pass
+    stack.services.processes.remove(stack.scheduler)
 
 
 def test_a_taken_port_gives_one_plain_line() -> None:
