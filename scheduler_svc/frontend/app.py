@@ -40,7 +40,9 @@ def create_app(settings: FrontendSettings) -> FastAPI:
         finally:
             frontend.close()
 
-    app = FastAPI(title="Gilir", version=health.VERSION, lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="Gilir", version=health.VERSION, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.frontend = frontend
     for router in (completions.router, chat.router, tokenization.router, health.router):
         app.include_router(router)

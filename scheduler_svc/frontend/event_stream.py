@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from scheduler_svc.frontend.call import Call
-from scheduler_svc.frontend.errors import ApiError, ClientGone
+from scheduler_svc.frontend.errors import ApiError, ClientGone, internal
 from scheduler_svc.frontend.sse import ChunkWriter
+
+log = structlog.get_logger()
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,9 +49,15 @@ class EventStream(Response):
             self._on_end()
 
     async def _next(self) -> bytes:
+        """The next chunks. Whatever goes wrong becomes the stream's last event."""
         try:
             return await self._call.chunks(self._writer)
+        except ClientGone:
+            raise
         except ApiError as error:
-            self._failed = True
             self._writer.add_error(error)
-            return self._writer.take()
+        except Exception:
+            log.exception("stream failed")
+            self._writer.add_error(internal())
+        self._failed = True
+        return self._writer.take()

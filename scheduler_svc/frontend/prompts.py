@@ -143,7 +143,10 @@ async def tokenize(
             ids = model.tokenizer.encode(text, add_special_tokens, limit)
     except TooManyTokens as error:
         raise too_long(model, param, f"the prompt has {error.count}") from None
-    return np.array(ids, np.int32)
+    array = np.array(ids, np.int32)
+    if len(array) and int(array.max()) >= model.card.vocab_size:
+        raise invalid(param, f"{param}: holds a token that the tokenizer knows and the model does not")
+    return array
 
 
 async def run_in_pool(pool: Executor, watch: ClientWatch, work: Callable[..., T], *arguments: Any) -> T:

@@ -133,7 +133,7 @@ class Generation:
     def close(self) -> None:
         """Abort what still runs. Safe to call again."""
         running = [stream.number for stream in self.streams if stream.ended is None]
-        self.streams = []
+        self.streams, self.news = [], []
         if running:
             self.abort(running)
         self._on_close(self)
