@@ -14,6 +14,7 @@ import structlog
 from common.wire import ModelCard, Serving
 from scheduler_svc.frontend.chat_template import ChatTemplate, template_source
 from scheduler_svc.frontend.errors import ApiError, invalid, unavailable
+from scheduler_svc.frontend.no_tokenizer import NoTokenizer
 from scheduler_svc.frontend.tokenizer import Tokenizer, TokenizerError
 
 log = structlog.get_logger()
@@ -105,7 +106,7 @@ def _alike(one: ModelCard, other: ModelCard) -> bool:
 
 
 def _build(card: ModelCard, capacity: int) -> ServedModel:
-    tokenizer = Tokenizer(card.tokenizer_files)
+    tokenizer = Tokenizer(card.tokenizer_files) if "tokenizer.json" in card.tokenizer_files else NoTokenizer()
     template = ChatTemplate(template_source(card.chat_template, tokenizer.config), tokenizer.special_tokens)
     log.info("model served", model=card.name, sampling_defaults=card.default_params, context=card.max_model_len)
     return ServedModel(card, tokenizer, template, capacity, int(time.time()))

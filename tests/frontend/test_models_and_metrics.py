@@ -6,7 +6,8 @@ import uuid
 from pathlib import Path
 
 import httpx
-from frontend_service import BYTE_FALLBACK, BYTE_LEVEL, Service, error_of, run_service, wait_until
+from fake_core import Answer
+from frontend_service import BYTE_FALLBACK, BYTE_LEVEL, Service, error_of, events, run_service, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers_for_tests import CHATML, byte_level, card
 
@@ -45,9 +46,8 @@ def test_models_come_and_go(tmp_path: Path) -> None:
             error = error_of(service.complete(), 503)
             assert (error["type"], error["code"]) == ("service_unavailable", "no_model")
         assert service.get("/v1/models").json()["data"] == []
-        service.core.announce(
-            [card(BYTE_LEVEL, byte_level(), CHATML), card("broken", byte_level(), "", tokenizer_files={})], 1000
-        )
+        broken = card("broken", byte_level(), "", tokenizer_files={"tokenizer.json": b"{}"})
+        service.core.announce([card(BYTE_LEVEL, byte_level(), CHATML), broken], 1000)
         wait_until(lambda: bool(service.get("/v1/models").json()["data"]))
         assert [model["id"] for model in service.get("/v1/models").json()["data"]] == [BYTE_LEVEL]
         for name in (BYTE_LEVEL, None, ""):
@@ -127,6 +127,18 @@ def test_metric_keys_are_read_back() -> None:
     assert parse_key(metric_key("vllm:request_success", **labels)) == ("vllm:request_success", labels)
     assert parse_key("vllm:prompt_tokens_total") == ("vllm:prompt_tokens", {})
     assert parse_key("vllm:iteration_tokens_total") == ("vllm:iteration_tokens_total", {})
+
+
+def test_a_model_without_a_tokenizer_is_asked_with_ids_and_answers_in_ids(tmp_path: Path) -> None:
+    with run_service(tmp_path, models=[card("bare", byte_level(), CHATML, tokenizer_files={})]) as service:
+        service.core.answer(Answer([7, 8, service.eos("bare")]))
+        for response in (service.complete(model="bare"), service.chat(model="bare")):
+            assert error_of(response, 400)["code"] == "no_tokenizer"
+        whole = service.complete(model="bare", prompt=[5, 6], echo=True).json()
+        assert whole["choices"][0]["text"] == " 5 6 7 8"
+        chunks = events(service.complete(model="bare", prompt=[5, 6], stream=True, stop=" 8", logprobs=0))
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == " 7"
+        assert service.post("/detokenize", model="bare", tokens=[1, 2]).json() == {"prompt": " 1 2"}
 
 
 # --- paths, methods, ids ---
