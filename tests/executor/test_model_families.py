@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +18,6 @@ from tests.executor.tiny_models import FAMILIES, make_model, save_model
 LENGTHS = (1, 2, 7, 16, 17, 33, 64, 100, 201, 300)
 NEW_TOKENS = 64
 WHOLE = 1000
-
-
 WAYS = {
     family: [*itertools.product((1, 7, 16, WHOLE), (1, 16, 32))]
     if family in ("llama", "mistral")
@@ -37,38 +37,48 @@ class Case:
     """[NEW_TOKENS, vocab] of each prompt."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    model = make_model(request.param)
-    folder = save_model(model, tmp_path_factory.mktemp(request.param))
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(4, 260, (length,), generator=generator).tolist() for length in LENGTHS]
-    reference, logits = [], []
-    for prompt in prompts:
-        out = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        reference.append(out.sequences[0, len(prompt) :].tolist())
-        logits.append(torch.cat(out.logits))
-    return Case(load_model(str(folder)).decoder, prompts, reference, logits)
+Cases = Callable[[str], Case]
 
 
-def test_the_reference_is_worth_comparing_with(case: Case) -> None:
-    assert min(len(set(tokens)) for tokens in case.reference) >= 10
-    assert len({tuple(tokens[:8]) for tokens in case.reference}) == len(LENGTHS)
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """The case of a family, made once."""
+
+    @functools.cache
+    def make(family: str) -> Case:
+        model = make_model(family)
+        folder = save_model(model, tmp_path_factory.mktemp(family))
+        generator = torch.Generator().manual_seed(1)
+        prompts = [torch.randint(4, 260, (length,), generator=generator).tolist() for length in LENGTHS]
+        reference, logits = [], []
+        for prompt in prompts:
+            out = model.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            reference.append(out.sequences[0, len(prompt) :].tolist())
+            logits.append(torch.cat(out.logits))
+        return Case(load_model(str(folder)).decoder, prompts, reference, logits)
+
+    return make
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_reference_is_worth_comparing_with(cases: Cases, family: str) -> None:
+    reference = cases(family).reference
+    assert min(len(set(tokens)) for tokens in reference) >= 10
+    assert len({tuple(tokens[:8]) for tokens in reference}) == len(LENGTHS)
 
 
 @pytest.mark.parametrize(
-    ("case", "chunk", "block_size"),
-    [(family, *way) for family, ways in WAYS.items() for way in ways],
-    indirect=["case"],
+    ("family", "chunk", "block_size"), [(family, *way) for family, ways in WAYS.items() for way in ways]
 )
-def test_greedy_tokens_equal_transformers(case: Case, chunk: int, block_size: int) -> None:
+def test_greedy_tokens_equal_transformers(cases: Cases, family: str, chunk: int, block_size: int) -> None:
+    case = cases(family)
     streams = generate(case.decoder, case.prompts, NEW_TOKENS, chunk=chunk, block_size=block_size)
     assert [stream.generated for stream in streams] == case.reference
     worst = max(
