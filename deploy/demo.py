@@ -41,7 +41,7 @@ DEMANDS = [
 
 def ask(client: httpx.Client, demand: Demand) -> str:
     """Send one request and return its text; the server's id of it is the letter."""
-    body: dict[str, object] = {"max_tokens": demand.max_tokens, "temperature": 0, "ignore_eos": True}
+    body: dict[str, object] = {"max_tokens": demand.max_tokens, "temperature": 0}
     body |= {"messages": [{"role": "user", "content": demand.prompt}]} if demand.chat else {"prompt": demand.prompt}
     path = "/v1/chat/completions" if demand.chat else "/v1/completions"
     headers = {"x-request-id": demand.letter}
