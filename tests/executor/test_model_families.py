@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from executor_svc.model import Decoder, load_model
 from tests.executor.paged_driver import generate, prompt_logits
@@ -98,7 +99,7 @@ def test_low_precision_stays_near(family: str, dtype: str, tmp_path: Path) -> No
     logits = prompt_logits(decoder, tokens)
     with torch.inference_mode():
         wide = model(torch.tensor([tokens])).logits[0]
-        narrow = model.to(getattr(torch, dtype))(torch.tensor([tokens])).logits[0].float()
+        narrow = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)(torch.tensor([tokens])).logits[0].float()
     error = (logits - wide).pow(2).mean().sqrt()
     assert error < 1.5 * (narrow - wide).pow(2).mean().sqrt()  # no further off than transformers in this dtype
     assert logits.dtype == torch.float32
