@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers_for_tests import byte_fallback, byte_level
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from scheduler_svc.frontend.chat_template import ChatTemplate
 from scheduler_svc.frontend.tokenizer import Tokenizer, TokenizerError
 
 TEXTS = ["Hello world", "", " the  quick", "<s>Hello</s>", "a<|im_end|>b", "<|im_start|>user\nHi<|im_end|>", "世界"]
@@ -87,3 +88,23 @@ def test_bad_files_are_refused_by_name(files: dict[str, bytes], text: str) -> No
 def test_longest_token() -> None:
     backend, _ = byte_level()
     assert Tokenizer({"tokenizer.json": backend.to_str().encode()}).longest_token == max(map(len, backend.get_vocab()))
+
+
+DEFAULT_MODEL = Path(__file__).parents[2] / "executor_svc" / "default_model"
+
+
+@pytest.mark.skipif(not (DEFAULT_MODEL / "tokenizer.json").exists(), reason="the embedded model is not there")
+def test_the_embedded_models_prompts_equal_those_of_transformers() -> None:
+    theirs = AutoTokenizer.from_pretrained(DEFAULT_MODEL)
+    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+    files = {name: (DEFAULT_MODEL / name).read_bytes() for name in names if (DEFAULT_MODEL / name).exists()}
+    ours = Tokenizer(files)
+    for text in [*TEXTS, "Once upon a time, there was a <|end|> fox."]:
+        for add in (True, False):
+            assert ours.encode(text, add) == theirs.encode(text, add_special_tokens=add), text
+    template = ChatTemplate((DEFAULT_MODEL / "chat_template.jinja").read_text(), ours.special_tokens)
+    roles = ("user", "assistant", "user")
+    turns = [{"role": role, "content": text} for role, text in zip(roles, ("Hello", " Hi ", "?"), strict=True)]
+    for messages in (turns[:1], turns):
+        wanted = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert ours.encode(template.render(messages, True, {}), False) == wanted
