@@ -22,7 +22,7 @@ serve: $(STAMP)
 	@exec $(RUN) -m deploy.serve --port $(PORT) $(if $(MODEL),--model $(MODEL))
 
 test: $(STAMP) lint
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --dist loadfile
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
