@@ -41,4 +41,8 @@ def _listener(settings: FrontendSettings) -> socket.socket:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without waiting for a tokenizer thread that may still be busy with a long text.
+    os._exit(status)

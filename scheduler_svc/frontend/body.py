@@ -10,6 +10,7 @@ import orjson
 from starlette.requests import Request
 
 from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
+from scheduler_svc.frontend.fields import Fields
 
 _NOT_FINITE = re.compile(rb"NaN|Infinity|\d[eE]\+?\d{3,}")
 MAX_COMMAS = 1 << 21
@@ -38,7 +39,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_fields(body: bytes) -> Fields:
     """Parse one JSON object. Raises `ApiError` 400 for anything else, nesting bombs and non-finite numbers included."""
     if body.count(b",") > MAX_COMMAS:
         raise ApiError(413, f"the body has more than {MAX_COMMAS} commas", code="request_too_large")
@@ -51,7 +52,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise invalid(None, f"the body is not valid JSON: {error}", "invalid_json") from None
     if type(value) is not dict:
         raise invalid(None, "the body must be a JSON object", "invalid_json")
-    return value
+    return Fields(value, size=len(body))
 
 
 def _too_large(max_bytes: int) -> ApiError:

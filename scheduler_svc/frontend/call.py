@@ -15,7 +15,7 @@ from scheduler_svc.frontend.parameters import Parameters
 from scheduler_svc.frontend.prompts import Prompt
 from scheduler_svc.frontend.shapes import Shape
 from scheduler_svc.frontend.sse import ChunkWriter
-from scheduler_svc.frontend.streams import PromptScoreboard, Stream
+from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +33,19 @@ class Task:
 
 
 class Call:
-    """A task under way. `close` must be called in the end; it aborts what still runs."""
+    """A task under way, in the streams of a generation."""
 
-    def __init__(self, task: Task, link: CoreLink) -> None:
-        self.task = task
-        self.generation = link.generation()
+    def __init__(self, task: Task, generation: Generation, link: CoreLink) -> None:
+        self.task, self.generation = task, generation
         self.generation.quiet = not task.parameters.stream and task.parameters.stop is None
         self.id = task.shape.id_prefix + task.request_id
         self.created = int(time.time())
         self._outputs: list[SequenceOutput] = []
         self._echoes: list[tuple[str, list[int]]] = []
         """For each prompt, its text and ids, where they are part of the answer."""
-        try:
-            for place, prompt in enumerate(task.prompts):
-                self._submit(link, prompt, place)
-        except BaseException:
-            self.close()
-            raise
+        for place, prompt in enumerate(task.prompts):
+            self._submit(link, prompt, place)
         self._open = len(self._outputs)
-
-    def close(self) -> None:
-        self.generation.close()
 
     # --- start ---
 

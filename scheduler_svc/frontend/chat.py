@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.call import Task
-from scheduler_svc.frontend.client import ClientWatch
 from scheduler_svc.frontend.errors import invalid
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend
@@ -18,6 +17,7 @@ from scheduler_svc.frontend.parameters import MAX_LOGPROBS, log_unknown, read_pa
 from scheduler_svc.frontend.prompts import read_chat_prompt
 from scheduler_svc.frontend.serving import check_streams, serve
 from scheduler_svc.frontend.shapes import ChatShape
+from scheduler_svc.frontend.streams import Generation
 from scheduler_svc.frontend.unsupported import CHAT, refuse_unsupported
 
 router = APIRouter()
@@ -29,7 +29,7 @@ async def create_chat_completion(request: Request) -> Response:
     return await serve(request, prepare)
 
 
-async def prepare(frontend: Frontend, fields: Fields, watch: ClientWatch, request_id: str) -> Task:
+async def prepare(frontend: Frontend, fields: Fields, generation: Generation, request_id: str) -> Task:
     """Check a request, render its messages and tokenize them."""
     refuse_unsupported(fields, CHAT)
     model = frontend.models.find(fields.text("model", None, 1 << 20))
@@ -42,7 +42,7 @@ async def prepare(frontend: Frontend, fields: Fields, watch: ClientWatch, reques
     if wanted:
         parameters = replace(parameters, sampling=replace(parameters.sampling, logprobs=top or 0))
     add_special_tokens = bool(parameters.add_special_tokens)
-    prompt = await read_chat_prompt(fields, model, add_special_tokens, frontend.pool, watch)
+    prompt = await read_chat_prompt(fields, model, add_special_tokens, frontend.pool, generation)
     log_unknown(fields)
     return Task(
         model=model,

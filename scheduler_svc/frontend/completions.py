@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.call import Task
-from scheduler_svc.frontend.client import ClientWatch
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.logprobs import LogprobWriter
@@ -17,6 +16,7 @@ from scheduler_svc.frontend.parameters import MAX_LOGPROBS, log_unknown, read_pa
 from scheduler_svc.frontend.prompts import read_completion_prompts
 from scheduler_svc.frontend.serving import check_streams, serve
 from scheduler_svc.frontend.shapes import CompletionShape
+from scheduler_svc.frontend.streams import Generation
 from scheduler_svc.frontend.unsupported import COMPLETIONS, refuse_best_of, refuse_unsupported
 
 router = APIRouter()
@@ -30,7 +30,7 @@ async def create_completion(request: Request) -> Response:
     return await serve(request, prepare)
 
 
-async def prepare(frontend: Frontend, fields: Fields, watch: ClientWatch, request_id: str) -> Task:
+async def prepare(frontend: Frontend, fields: Fields, generation: Generation, request_id: str) -> Task:
     """Check a request and tokenize its prompts."""
     refuse_unsupported(fields, COMPLETIONS)
     model = frontend.models.find(fields.text("model", None, 1 << 20))
@@ -48,7 +48,7 @@ async def prepare(frontend: Frontend, fields: Fields, watch: ClientWatch, reques
         sampling = replace(parameters.sampling, logprobs=top, prompt_logprobs=top if echo else -1)
         parameters = replace(parameters, sampling=sampling)
     add_special_tokens = True if parameters.add_special_tokens is None else parameters.add_special_tokens
-    prompts = await read_completion_prompts(fields, model, add_special_tokens, frontend.pool, watch)
+    prompts = await read_completion_prompts(fields, model, add_special_tokens, frontend.pool, generation)
     return Task(
         model=model,
         parameters=parameters,

@@ -97,10 +97,11 @@ class CoreLink:
         if not self._greeted:
             self._send(FrontendHello(self._name))
 
-    def fail_all(self, reason: str, code: str = "service_unavailable") -> None:
-        """End every open request with 503."""
+    def fail_all(self, reason: str, code: str = "service_unavailable", *, submitted: bool = True) -> None:
+        """End every open request with 503; unless `submitted`, only those that the core has not heard of."""
         for generation in list(self.generations):
-            generation.fail(unavailable(reason, code))
+            if submitted or not generation.streams:
+                generation.fail(unavailable(reason, code))
 
     @property
     def alive(self) -> bool:

@@ -13,8 +13,10 @@ D = TypeVar("D")
 class Fields:
     """The fields of one object. No type is coerced: a boolean is no number, `"5"` and `5.0` are no integers."""
 
-    def __init__(self, values: dict[str, Any], path: str = "") -> None:
+    def __init__(self, values: dict[str, Any], path: str = "", size: int = 0) -> None:
         self._values, self._path = values, path
+        self.size = size
+        """Bytes of the JSON text."""
         self._read: set[str] = set()
 
     def path(self, name: str) -> str:

@@ -12,18 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.frontend.chat_template import RESERVED
-from scheduler_svc.frontend.client import ClientWatch
-from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
+from scheduler_svc.frontend.errors import ApiError, invalid
 from scheduler_svc.frontend.fields import Fields, show
 from scheduler_svc.frontend.messages import read_messages
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.parameters import token_ids
+from scheduler_svc.frontend.streams import Generation
 from scheduler_svc.frontend.tokenizer import TooManyTokens
 
 T = TypeVar("T")
 INLINE_CHARACTERS = 4096
 """Texts up to this length are tokenized at once, about 3 ms; longer ones in a thread."""
-INLINE_MESSAGES = 32
+INLINE_BYTES = 16_384
+"""Messages of bodies up to this size are rendered at once; those of larger ones in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Prompt:
 
 
 async def read_completion_prompts(
-    fields: Fields, model: ServedModel, add_special_tokens: bool, pool: Executor, watch: ClientWatch
+    fields: Fields, model: ServedModel, add_special_tokens: bool, pool: Executor, generation: Generation
 ) -> list[Prompt]:
     """`prompt`: a string, an array of strings, token ids, or an array of arrays of token ids."""
     raw = fields.raw("prompt")
@@ -47,7 +48,7 @@ async def read_completion_prompts(
         raise invalid("prompt", "prompt: must not be empty")
     single = type(raw) is str or type(raw[0]) not in (str, list)
     items = [raw] if single else raw
-    kind = str if (single and type(raw) is str) or type(items[0]) is str else list
+    kind = type(items[0])
     prompts = []
     in_pool = sum(len(item) for item in items if type(item) is kind) > INLINE_CHARACTERS
     for i, item in enumerate(items):
@@ -55,7 +56,7 @@ async def read_completion_prompts(
         if type(item) is not kind:
             raise invalid(path, f"{path}: all prompts must be of one kind, got {show(item)}")
         if isinstance(item, str):
-            ids = await tokenize(item, model, add_special_tokens, "prompt", pool, watch, in_pool=in_pool)
+            ids = await tokenize(item, model, add_special_tokens, "prompt", pool, generation, in_pool=in_pool)
             prompts.append(Prompt(ids, item))
         else:
             if in_pool:
@@ -73,31 +74,16 @@ def _checked_ids(ids: list[Any], model: ServedModel, path: str) -> NDArray[np.in
 
 
 async def read_chat_prompt(
-    fields: Fields, model: ServedModel, add_special_tokens: bool, pool: Executor, watch: ClientWatch
+    fields: Fields, model: ServedModel, add_special_tokens: bool, pool: Executor, generation: Generation
 ) -> Prompt:
     """The messages through the chat template, which writes its own special tokens: none are added by default."""
     rendering = read_rendering(fields, model)
-    text = rendering() if _is_small(fields.raw("messages")) else await run_in_pool(pool, watch, rendering)
+    text = rendering() if fields.size <= INLINE_BYTES else await run_in_pool(pool, generation, rendering)
     in_pool = len(text) > INLINE_CHARACTERS
-    ids = await tokenize(text, model, add_special_tokens, "messages", pool, watch, in_pool=in_pool)
+    ids = await tokenize(text, model, add_special_tokens, "messages", pool, generation, in_pool=in_pool)
     if not len(ids):
         raise invalid("messages", "messages: the chat template makes no tokens of them", "empty_prompt")
     return Prompt(ids, text)
-
-
-def _is_small(messages: Any) -> bool:
-    """Whether checking and rendering these is a matter of a millisecond."""
-    if type(messages) is not list:
-        return True
-    return len(messages) <= INLINE_MESSAGES and _characters(messages) <= INLINE_CHARACTERS
-
-
-def _characters(messages: list[Any]) -> int:
-    """Of all text, plain or in parts; whatever else stands there counts nothing, as it will be refused."""
-    contents = [message.get("content") for message in messages if type(message) is dict]
-    parts = [part for content in contents if type(content) is list for part in content]
-    texts = contents + [part.get("text") for part in parts if type(part) is dict]
-    return sum(len(text) for text in texts if type(text) is str)
 
 
 def read_rendering(fields: Fields, model: ServedModel) -> Callable[[], str]:
@@ -128,7 +114,7 @@ async def tokenize(
     add_special_tokens: bool,
     param: str,
     pool: Executor,
-    watch: ClientWatch,
+    generation: Generation,
     *,
     in_pool: bool,
 ) -> NDArray[np.int32]:
@@ -138,7 +124,7 @@ async def tokenize(
     limit = model.card.max_model_len
     try:
         if in_pool:
-            ids = await run_in_pool(pool, watch, model.tokenizer.encode, text, add_special_tokens, limit)
+            ids = await run_in_pool(pool, generation, model.tokenizer.encode, text, add_special_tokens, limit)
         else:
             ids = model.tokenizer.encode(text, add_special_tokens, limit)
     except TooManyTokens as error:
@@ -149,20 +135,18 @@ async def tokenize(
     return array
 
 
-async def run_in_pool(pool: Executor, watch: ClientWatch, work: Callable[..., T], *arguments: Any) -> T:
-    """Run in a thread, unless the client leaves before: then raises `ClientGone` at once."""
-    if watch.gone:
-        raise ClientGone
+async def run_in_pool(pool: Executor, generation: Generation, work: Callable[..., T], *arguments: Any) -> T:
+    """Run in a thread. If the request ends before, raises what `Generation.check` raises, at once."""
+    generation.check()
     future = asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
-    watch.on_gone = future.cancel
+    generation.on_stop = future.cancel
     try:
         return await future
     except asyncio.CancelledError:
-        if watch.gone:
-            raise ClientGone from None
+        generation.check()
         raise
     finally:
-        watch.on_gone = None
+        generation.on_stop = None
 
 
 def too_long(model: ServedModel, param: str, what: str) -> ApiError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -19,8 +20,8 @@ from scheduler_svc.frontend.frontend import Frontend
 
 log = structlog.get_logger()
 
-FLUSH_S = 2
-"""What answers that are complete get to reach their clients at the end."""
+FLUSH_S = 1
+"""What is left to send at the end gets so long to reach its clients."""
 TURN_S = 0.05
 MAX_UNSENT_BYTES = 128 << 10
 """What the system takes of an answer before the client has room for it."""
@@ -115,21 +116,21 @@ class Server(uvicorn.Server):
             self._stop_task = asyncio.get_running_loop().create_task(self._stop())
 
     async def _stop(self) -> None:
-        """Wait for open requests, then let uvicorn close."""
-        loop = asyncio.get_running_loop()
-        link, until = self._frontend.link, loop.time() + self._frontend.settings.grace_s
-        while link.generations and loop.time() < until and self._num_signals == 1:
+        """Refuse what the core has not heard of, wait for the rest, then let uvicorn close."""
+        clock, link = asyncio.get_running_loop().time, self._frontend.link
+        link.fail_all("the service is stopping", "shutting_down", submitted=False)
+        end_at, idle_at = clock() + self._frontend.settings.grace_s, math.inf
+        while link.generations and clock() < min(end_at, idle_at + FLUSH_S) and self._num_signals == 1:
             await asyncio.sleep(TURN_S)
+            if not link.num_streams:
+                idle_at = min(idle_at, clock())
         link.fail_all("the service is stopping", "shutting_down")
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0 and self._parent is not None and os.getppid() != self._parent:
             log.error("the parent process has gone")
-            self._parent = None
-            self._num_signals = 1
-            self._handle_stop()
-            self._frontend.leaving = True
+            self._parent, self._frontend.leaving = None, True
             self._frontend.link.fail_all("the service is stopping", "shutting_down")
             self.should_exit = True
         return await super().on_tick(counter)

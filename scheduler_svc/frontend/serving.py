@@ -9,20 +9,21 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scheduler_svc.frontend.body import parse_object, read_body
+from scheduler_svc.frontend.body import parse_fields, read_body
 from scheduler_svc.frontend.call import Call, Task
 from scheduler_svc.frontend.client import ClientWatch
-from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
+from scheduler_svc.frontend.errors import ApiError, invalid
 from scheduler_svc.frontend.event_stream import EventStream
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.parameters import Parameters
 from scheduler_svc.frontend.sse import ChunkWriter
+from scheduler_svc.frontend.streams import Generation
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 """What a request id may look like, as a header and in a body."""
 
-Prepare = Callable[[Frontend, Fields, ClientWatch, str], Awaitable[Task]]
+Prepare = Callable[[Frontend, Fields, Generation, str], Awaitable[Task]]
 
 
 async def serve(request: Request, prepare: Prepare) -> Response:
@@ -32,23 +33,23 @@ async def serve(request: Request, prepare: Prepare) -> Response:
     """
     frontend = frontend_of(request)
     frontend.admit()
-    fields = Fields(parse_object(await read_body(request, frontend.settings.max_body_bytes)))
-    watch = ClientWatch(request.receive)
+    fields = parse_fields(await read_body(request, frontend.settings.max_body_bytes))
+    generation = frontend.link.generation()
+    watch = ClientWatch(request.receive, generation.leave)
     call: Call | None = None
     streaming = False
 
     def end() -> None:
         if call is not None:
             request.scope["gilir.log"] = call.summary()
-            call.close()
+        generation.close()
         watch.close()
 
     try:
-        task = await prepare(frontend, fields, watch, _request_id(request, fields))
-        if watch.gone:
-            raise ClientGone
-        call = Call(task, frontend.link)
-        watch.on_gone = call.generation.leave
+        task = await prepare(frontend, fields, generation, _request_id(request, fields))
+        generation.check()
+        frontend.admit()
+        call = Call(task, generation, frontend.link)
         if not task.parameters.stream:
             return Response(orjson.dumps(await call.collect()), media_type="application/json")
         with_usage = task.parameters.stream_options.usage

@@ -91,6 +91,8 @@ class Generation:
         self.waiter: asyncio.Future[None] | None = None
         self.failure: ApiError | None = None
         self.gone = False
+        self.on_stop: Callable[[], object] | None = None
+        """Called when the client leaves, or the request is failed, before there are streams."""
         self.quiet = False
         """Nobody waits for single tokens, only for endings."""
         self.cut_off: Callable[[], None] | None = None
@@ -106,14 +108,18 @@ class Generation:
                 await self.waiter
             finally:
                 self.waiter = None
-        if self.gone:
-            raise ClientGone
-        if self.failure is not None:
-            raise self.failure
+        self.check()
         news, self.news = self.news, []
         for stream in news:
             stream.in_news = False
         return news
+
+    def check(self) -> None:
+        """Raise `ClientGone` or the `ApiError` that the request was failed with, if it is over."""
+        if self.gone:
+            raise ClientGone
+        if self.failure is not None:
+            raise self.failure
 
     def leave(self) -> None:
         """The client has gone: the core stops the work at once, and whoever waits is woken."""
@@ -127,6 +133,8 @@ class Generation:
 
     def _stop(self) -> None:
         self.close()
+        if self.on_stop is not None:
+            self.on_stop()
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
@@ -9,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scheduler_svc.frontend.body import parse_object, read_body
+from scheduler_svc.frontend.body import parse_fields, read_body
 from scheduler_svc.frontend.chat_template import template_source
 from scheduler_svc.frontend.client import ClientWatch
 from scheduler_svc.frontend.errors import invalid
@@ -18,36 +20,41 @@ from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.parameters import token_ids
 from scheduler_svc.frontend.prompts import read_rendering, run_in_pool
+from scheduler_svc.frontend.streams import Generation
 
 router = APIRouter()
 
 MAX_IDS = 1 << 22
 
 
-async def _open(request: Request) -> tuple[Frontend, Fields, ServedModel, ClientWatch]:
+@asynccontextmanager
+async def _opened(request: Request) -> AsyncIterator[tuple[Frontend, Fields, ServedModel, Generation]]:
+    """A request's fields and model, and a generation without streams, which ends when the client leaves."""
     frontend = frontend_of(request)
-    fields = Fields(parse_object(await read_body(request, frontend.settings.max_body_bytes)))
-    model = frontend.models.find(fields.text("model", None, 1 << 20))
-    return frontend, fields, model, ClientWatch(request.receive)
+    fields = parse_fields(await read_body(request, frontend.settings.max_body_bytes))
+    generation = frontend.link.generation()
+    watch = ClientWatch(request.receive, generation.leave)
+    try:
+        yield frontend, fields, frontend.models.find(fields.text("model", None, 1 << 20)), generation
+    finally:
+        generation.close()
+        watch.close()
 
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
     """Token ids of a `prompt`, or of `messages` through the chat template."""
-    frontend, fields, model, watch = await _open(request)
-    try:
+    async with _opened(request) as (frontend, fields, model, generation):
         text = fields.raw("prompt")
         if fields.raw("messages") is not None:
-            text = await run_in_pool(frontend.pool, watch, read_rendering(fields, model))
+            text = await run_in_pool(frontend.pool, generation, read_rendering(fields, model))
             add_special_tokens = fields.boolean("add_special_tokens", False)
         elif type(text) is str:
             add_special_tokens = fields.boolean("add_special_tokens", True)
         else:
             raise invalid("prompt", "prompt: expected a string, or messages instead")
         with_strings = fields.boolean("return_token_strs", False)
-        ids = await run_in_pool(frontend.pool, watch, model.tokenizer.encode, text, add_special_tokens)
-    finally:
-        watch.close()
+        ids = await run_in_pool(frontend.pool, generation, model.tokenizer.encode, text, add_special_tokens)
     strings = [model.tokenizer.token_text(token) for token in ids] if with_strings else None
     return _json({"count": len(ids), "max_model_len": model.card.max_model_len, "tokens": ids, "token_strs": strings})
 
@@ -55,15 +62,12 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
     """The text of `tokens`, special ones included."""
-    frontend, fields, model, watch = await _open(request)
-    try:
+    async with _opened(request) as (frontend, fields, model, generation):
         tokens = fields.array("tokens", None, MAX_IDS)
         if tokens is None:
             raise invalid("tokens", "tokens: is required")
         token_ids(tokens, model.card.vocab_size, "tokens")
-        text = await run_in_pool(frontend.pool, watch, model.tokenizer.decode, tokens, False)
-    finally:
-        watch.close()
+        text = await run_in_pool(frontend.pool, generation, model.tokenizer.decode, tokens, False)
     return _json({"prompt": text})
 
 

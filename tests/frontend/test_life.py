@@ -278,3 +278,21 @@ def test_prompts_are_not_logged(tmp_path: Path) -> None:
     assert [line["event"] for line in mine] == ["unknown fields ignored", "request"]
     assert mine[1]["status"] == 200 and mine[1]["route"] == "/v1/completions" and mine[1]["prompt_tokens"] > 0
     assert [line["status"] for line in lines if line.get("route") == "/v1/chat/completions"] == [400]
+
+
+def test_a_request_whose_prompt_is_still_tokenized_is_refused_at_the_end(tmp_path: Path) -> None:
+    """The busy thread is not waited for."""
+    model = card(BYTE_LEVEL, byte_level(), CHATML, max_model_len=1 << 22)
+    with run_service(tmp_path, "--grace-s", "60", models=[model], kv_capacity=1 << 22) as service:
+        request = OpenStream(service, prompt="The quick brown fox " * 400_000, max_tokens=1)
+        wait_until(lambda: _cpu_ticks(service.process.pid) > 2 * os.sysconf("SC_CLK_TCK"))
+        service.process.send_signal(signal.SIGTERM)
+        assert error_of(request.answer(), 503)["code"] == "shutting_down"
+        assert service.process.wait(20) == 0
+        assert not service.core.requests
+
+
+def _cpu_ticks(pid: int) -> int:
+    """Processor time used so far: starting takes a second or so, the long prompt several."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
