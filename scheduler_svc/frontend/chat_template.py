@@ -66,7 +66,7 @@ class ChatTemplate:
         if source:
             try:
                 self._template = _environment().from_string(source)
-            except jinja2.TemplateError as error:
+            except Exception as error:  # templates are not ours; whatever they hold, the model's other uses go on
                 self._problem = f"the model's chat template cannot be compiled: {error}"
 
     def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: dict[str, Any]) -> str:
