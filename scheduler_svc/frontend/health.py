@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +15,8 @@ from scheduler_svc.frontend.exposition import registry_of
 from scheduler_svc.frontend.frontend import frontend_of
 
 router = APIRouter()
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 try:
     VERSION = version("gilir")
@@ -56,9 +58,9 @@ async def tell_model(request: Request, name: str) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """The core's figures in Prometheus' text format."""
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(registry_of(frontend_of(request).link.stats)), headers={"content-type": content_type})
+    """The core's figures in Prometheus' plain text format: the newer one would write `vllm:` names with underscores."""
+    text = generate_latest(registry_of(frontend_of(request).link.stats))
+    return Response(text, headers={"content-type": METRICS_TYPE})
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Response:

@@ -85,7 +85,8 @@ STATS = Stats(
 def test_the_metrics_text(service: Service) -> None:
     service.core.stats = STATS
     wait_until(lambda: "vllm:prompt_tokens" in service.get("/metrics").text)
-    response = service.get("/metrics")
+    accepted = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;q=0.2,*/*;q=0.1"
+    response = service.client.get("/metrics", headers={"accept": accepted})
     assert response.headers["content-type"].startswith("text/plain")
     families = {family.name: family for family in text_string_to_metric_families(response.text)}
     assert set(families) == {
