@@ -70,6 +70,8 @@ def _check(lane: Lane, slots: NDArray[np.int64], result: Result) -> None:
     full = lane.length[slots] + 1 >= lane.max_length[slots]
     if np.any(full & (result.finish == FinishCode.CONTINUE)):
         raise LaneError("a row went on past its length limit")
+    if np.any(~full & (result.finish == FinishCode.LENGTH)):
+        raise LaneError("a row ended before its length limit")
 
 
 def _advance_prefills(lane: Lane, flight: InFlight, ends: list[Sequence]) -> None:

@@ -18,7 +18,9 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free: list[int] = []
+        self._num_touched = 0
+        """Blocks from here on were never handed out; they are free without being listed."""
         self._evictable: dict[int, None] = {}
         """Least recently released first."""
         self._references = [0] * num_blocks
@@ -28,7 +30,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out."""
-        return len(self._free) + len(self._evictable)
+        return len(self._free) + self.num_blocks - self._num_touched + len(self._evictable)
 
     @property
     def num_cached(self) -> int:
@@ -47,10 +49,16 @@ class BlockPool:
             raise ValueError(f"{count} blocks wanted, {self.num_available} available")
         blocks = []
         for _ in range(count):
-            block = self._free.pop() if self._free else self._evict()
+            block = self._take_free() if self._free or self._num_touched < self.num_blocks else self._evict()
             self._references[block] = 1
             blocks.append(block)
         return blocks
+
+    def _take_free(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._num_touched += 1
+        return self._num_touched - 1
 
     def _evict(self) -> int:
         block = next(iter(self._evictable))
@@ -110,8 +118,9 @@ class BlockPool:
             for block in table:
                 counted[block] += 1
         assert counted == self._references, "references differ from the occurrences in block tables"
-        free, evictable = set(self._free), set(self._evictable)
-        assert len(free) == len(self._free), "a block is free twice"
+        untouched = range(self._num_touched, self.num_blocks)
+        free, evictable = {*self._free, *untouched}, set(self._evictable)
+        assert len(free) == len(self._free) + len(untouched), "a block is free twice"
         referenced = {block for block, count in enumerate(counted) if count}
         assert not free & evictable and not free & referenced and not evictable & referenced, "a block in two places"
         assert len(free) + len(evictable) + len(referenced) == self.num_blocks, "a block is lost"
@@ -124,11 +133,13 @@ def extend_hashes(hashes: list[bytes], tokens: NDArray[np.int32], block_size: in
 
     Each link is a 128-bit BLAKE2b over (previous link, the block's tokens), keyed with `key` (at most 64 bytes).
     """
+    if count <= len(hashes):
+        return
     previous = hashes[-1] if hashes else b""
-    data = tokens[: count * block_size].astype("<i4", copy=False).tobytes()
+    data = tokens[len(hashes) * block_size : count * block_size].astype("<i4", copy=False).tobytes()
     width = 4 * block_size
-    for i in range(len(hashes), count):
+    for start in range(0, len(data), width):
         digest = blake2b(previous, digest_size=16, key=key)
-        digest.update(data[i * width : (i + 1) * width])
+        digest.update(data[start : start + width])
         previous = digest.digest()
         hashes.append(previous)

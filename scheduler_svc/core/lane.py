@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from common.wire import Limits, ModelCard, NewSequence
 from scheduler_svc.core.block_pool import BlockPool, extend_hashes
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sequence import Sequence, State, WaitReason
 
 
 class LaneError(Exception):
@@ -48,6 +49,17 @@ class PlanChanges:
         self.appended_blocks = [self.appended_blocks[i] for i in kept]
 
 
+class Departure(NamedTuple):
+    """What would leave a lane with some of its sequences."""
+
+    running: int = 0
+    decoding: int = 0
+    freed_blocks: int = 0
+
+
+NOBODY = Departure()
+
+
 class Lane:
     """State of one attachment (epoch) of one executor. Numpy columns are indexed by slot."""
 
@@ -60,6 +72,8 @@ class Lane:
         self.pool = BlockPool(limits.num_blocks)
         self.watermark_blocks = int(config.watermark * limits.num_blocks)
         self.draining = False
+        self.last_ticket = 0
+        """The newest sequence that waited at the last plan, see `Sequence.ticket`."""
         self.iteration = 0
         self.in_flight: InFlight | None = None
         self.changes = PlanChanges()
@@ -87,10 +101,6 @@ class Lane:
     def num_running(self) -> int:
         return self.seats - len(self.free_slots)
 
-    @property
-    def hash_key(self) -> bytes:
-        return self.model.fingerprint
-
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.occupant if sequence is not None]
 
@@ -98,6 +108,26 @@ class Lane:
         """Block table of a slot, as a list."""
         table: list[int] = self.blocks[slot, : self.num_blocks[slot]].tolist()
         return table
+
+    def could_hold(self, sequence: Sequence) -> bool:
+        """Whether the empty pool has room for all that a sequence may become."""
+        return sequence.max_length - 1 <= self.pool.num_blocks * self.block_size
+
+    def blocked_by(self, sequence: Sequence, hit: list[int], without: Departure = NOBODY) -> WaitReason:
+        """What forbids to seat a waiting sequence now.
+
+        Its first own decode must find a block, and a running decode may soon need one each: so many stay free.
+        """
+        if not self.could_hold(sequence):
+            return WaitReason.POLICY
+        if not len(self.free_slots) + without.running:
+            return WaitReason.SEATS
+        available = self.pool.num_available - self.pool.num_evictable(hit) + without.freed_blocks
+        decoding = len(self.decoding) - without.decoding
+        headroom = max(self.watermark_blocks, decoding) if self.num_running > without.running else 0
+        length = min(len(sequence.tokens) + 1, sequence.max_length - 1)
+        needed = -(-length // self.block_size) - len(hit)
+        return WaitReason.KV_BLOCKS if needed + headroom > available else WaitReason.NONE
 
     def prefix_hit(self, sequence: Sequence) -> list[int]:
         """Cached blocks that a waiting sequence could start from; at least its last token is left to compute."""
@@ -108,7 +138,7 @@ class Lane:
         return self.pool.lookup(sequence.hashes[:count])
 
     def _extend_hashes(self, sequence: Sequence, tokens: NDArray[np.int32], count: int) -> None:
-        key = self.hash_key + self.block_size.to_bytes(4, "little")
+        key = self.model.fingerprint + self.block_size.to_bytes(4, "little")
         if sequence.hash_key != key:
             sequence.hash_key, sequence.hashes = key, []
         extend_hashes(sequence.hashes, tokens, self.block_size, key, count)

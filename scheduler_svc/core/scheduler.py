@@ -95,7 +95,7 @@ class Scheduler:
             return Ended(0, EndReason.NO_EXECUTOR, message=f"no executor serves the model {request.model!r}")
         if any((owner, request.first_stream + i) in self.live for i in range(request.n)):
             return Ended(0, EndReason.REJECTED, message="the stream number is in use")
-        if sum(len(waiting) for waiting in self.queues.values()) + request.n > self.config.max_waiting:
+        if sum(other.num_new for other in self.queues.values()) + request.n > self.config.max_waiting:
             wait = min(120, max(1, math.ceil(len(queue) * self._mean_gap_s)))
             return Ended(0, EndReason.QUEUE_FULL, message="the queue is full", retry_after_s=wait)
         return self._misfit(request, self.models[request.model], self.kv_capacity[request.model])
@@ -154,21 +154,35 @@ class Scheduler:
         """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit."""
         for lane in self.lanes_of(model.name):
             self._check_alike(lane, model, limits)
-        self._last_epoch += 1
-        lane = Lane(self._last_epoch, name, model, limits, self.config)
+        try:
+            lane = Lane(self._last_epoch + 1, name, model, limits, self.config)
+        except MemoryError:
+            raise AttachError(f"no memory for the state of {limits.max_num_seqs} sequences of this length") from None
+        self._last_epoch = lane.epoch
         self.lanes[lane.epoch] = lane
         self.models[model.name] = model
         self._measure_capacity(model.name)
         self._vacant_since.pop(model.name, None)
         queue = self.queues.setdefault(model.name, ModelQueue(self.config.long_threshold()))
         for sequence in list(queue):
-            self._refit(sequence, lane)
+            self._refit(sequence, model)
+        self._end_too_large(model.name)
         return lane
 
-    def _measure_capacity(self, model: str) -> int:
-        capacity = max(lane.limits.num_blocks * lane.block_size for lane in self.lanes_of(model))
-        self.kv_capacity[model] = capacity
-        return capacity
+    def _admitting(self, model: str) -> list[Lane]:
+        """Lanes that take new sequences."""
+        return [lane for lane in self.lanes_of(model) if not lane.draining]
+
+    def _measure_capacity(self, model: str) -> None:
+        """Note the largest pool among the lanes that take new sequences; where there are none, it stays as it was."""
+        sizes = [lane.limits.num_blocks * lane.block_size for lane in self._admitting(model)]
+        self.kv_capacity[model] = max(sizes, default=self.kv_capacity.get(model, 0))
+
+    def _end_too_large(self, model: str) -> None:
+        """End what waits and is larger than every pool, lest it stand at the head of the queue for ever."""
+        for sequence in list(self.queues[model]):
+            if sequence.max_length - 1 > self.kv_capacity[model]:
+                self._end(sequence, EndReason.FAILED, "no executor that is left has room for this request")
 
     @staticmethod
     def _check_alike(lane: Lane, model: ModelCard, limits: Limits) -> None:
@@ -177,16 +191,17 @@ class Scheduler:
             ("weights or dtype (the fingerprint)", mine.fingerprint, other.fingerprint),
             ("vocab_size", mine.vocab_size, other.vocab_size),
             ("max_model_len", mine.max_model_len, other.max_model_len),
+            ("eos_ids", sorted(mine.eos_ids), sorted(other.eos_ids)),
             ("block_size", lane.block_size, limits.block_size),
         ):
             if one != two:
                 raise AttachError(f"model {mine.name!r} is served by {lane.name!r} with another {field}")
 
-    def _refit(self, sequence: Sequence, lane: Lane) -> None:
+    def _refit(self, sequence: Sequence, model: ModelCard) -> None:
         """End a waiting sequence that the newly attached model cannot go on with."""
-        if sequence.num_generated and sequence.fingerprint != lane.model.fingerprint:
+        if sequence.num_generated and sequence.fingerprint != model.fingerprint:
             self._end(sequence, EndReason.FAILED, "the model was replaced while the answer was being written")
-        elif sequence.max_length > lane.model.max_model_len or int(sequence.tokens.max()) >= lane.model.vocab_size:
+        elif sequence.max_length > model.max_model_len or int(sequence.tokens.max()) >= model.vocab_size:
             self._end(sequence, EndReason.FAILED, "the model was replaced by one that cannot hold this request")
 
     def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
@@ -219,24 +234,25 @@ class Scheduler:
         return {sequence for sequence in rows if sequence is not None} | {s for s, _ in flight.prefills}
 
     def _after_detach(self, model: str, now: float) -> None:
-        lanes = self.lanes_of(model)
-        if not lanes:
+        if not self.lanes_of(model):
             self._vacant_since[model] = now
             return
-        kv_tokens = self._measure_capacity(model)
-        for sequence in list(self.queues[model]):
-            if sequence.max_length - 1 > kv_tokens:
-                self._end(sequence, EndReason.FAILED, "no executor that is left has room for this request")
+        self._measure_capacity(model)
+        self._end_too_large(model)
 
     def drain(self, lane: Lane) -> None:
-        """Give a lane no new sequence; move its own where another lane serves the model, else let them finish."""
+        """Give a lane no new sequence; move its own to lanes that have the room, and let the others finish here."""
         lane.draining = True
-        others = [other for other in self.lanes_of(lane.model.name) if not other.draining]
-        if lane.in_flight is None and others:
+        model = lane.model.name
+        peers = self._admitting(model)
+        if lane.in_flight is None:
             for sequence in lane.running():
-                lane.release(sequence)
-                sequence.state = State.WAITING
-                self.queues[sequence.model].add(sequence)
+                if any(peer.could_hold(sequence) for peer in peers):
+                    lane.release(sequence)
+                    sequence.state = State.WAITING
+                    self.queues[model].add(sequence)
+        self._measure_capacity(model)
+        self._end_too_large(model)
 
     def expire(self, now: float) -> float | None:
         """End what has waited out the hold time. Returns when to call again, or None."""
@@ -255,17 +271,11 @@ class Scheduler:
 
     def plan(self, lane: Lane, now: float) -> Plan | None:
         """The lane's next iteration, or None when it has nothing to run. The lane must be idle."""
-        queue = self.queues[lane.model.name]
+        model = lane.model.name
         if lane.draining:
             self.drain(lane)
-        return Planner(lane, queue, self.counters, now).build(may_admit=self._may_admit(lane))
-
-    def _may_admit(self, lane: Lane) -> bool:
-        """New sequences go to the lane that runs fewest; another one with a free seat that is emptier comes first."""
-        if lane.draining:
-            return False
-        others = [other for other in self.lanes_of(lane.model.name) if other is not lane and not other.draining]
-        return all(lane.num_running <= other.num_running or not other.free_slots for other in others)
+        peers = [other for other in self._admitting(model) if other is not lane]
+        return Planner(lane, peers, self.queues[model], self.counters, now).build()
 
     def apply(self, lane: Lane, result: Result, now: float) -> None:
         """Take an iteration's outcome. Raises `LaneError` when it cannot be one; then `detach` the lane."""
@@ -324,13 +334,16 @@ class Scheduler:
     # --- questions ---
 
     def why(self, sequence: Sequence) -> WaitReason:
-        """Why a live sequence is not in an iteration now; NONE when it runs."""
-        if sequence.state is not State.WAITING:
-            return WaitReason.NONE
+        """Why a live sequence is not in an iteration now; NONE when it is, or when none is in flight."""
+        if sequence.lane is not None:
+            flight = sequence.lane.in_flight
+            starved = flight is not None and sequence.prefilling and sequence not in (s for s, _ in flight.prefills)
+            return WaitReason.TOKEN_BUDGET if starved else WaitReason.NONE
         if not self.lanes_of(sequence.model):
             return WaitReason.NO_EXECUTOR
-        queue = self.queues[sequence.model]
-        return queue.blocked_by if queue.head() is sequence else WaitReason.POLICY
+        if not self._admitting(sequence.model):
+            return WaitReason.PAUSED
+        return self.queues[sequence.model].why(sequence)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless membership, limits and conservation hold (DESIGN section 4)."""

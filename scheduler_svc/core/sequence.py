@@ -52,6 +52,8 @@ class Sequence:
     """Known tokens as of the last time it waited: the prompt, then what was generated."""
     prompt_length: int
     tenant: str = ""
+    ticket: int = 0
+    """Rises with each entry into a queue: tells what a lane has seen waiting before."""
     state: State = State.WAITING
     lane: Lane | None = None
     slot: int = -1
@@ -59,7 +61,7 @@ class Sequence:
     """Wanted no more, but an iteration in flight may still write its blocks."""
     prefilling: bool = False
     is_long: bool = False
-    """Its prefill is longer than the threshold: others pass it, see the planner."""
+    """Its prefill is longer than the threshold: others may pass it, see the planner."""
     hashes: list[bytes] = field(default_factory=list)
     """Chained hashes of its full blocks, as far as they were needed."""
     hash_key: bytes = b""

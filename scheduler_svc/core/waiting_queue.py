@@ -57,8 +57,11 @@ class ModelQueue:
     def __init__(self, long_threshold: int) -> None:
         self._long_threshold = long_threshold
         self.short, self.long = WaitingQueue(), WaitingQueue()
-        self.blocked_by = WaitReason.NONE
-        """What stopped the last admission that failed."""
+        self.num_new = 0
+        """Those among them that never ran."""
+        self.last_ticket = 0
+        self._blocked: Sequence | None = None
+        self._blocked_by = WaitReason.NONE
 
     def __len__(self) -> int:
         return len(self.short) + len(self.long)
@@ -68,16 +71,36 @@ class ModelQueue:
         yield from self.long
 
     def add(self, sequence: Sequence) -> None:
+        self.last_ticket += 1
+        sequence.ticket = self.last_ticket
         sequence.is_long = len(sequence.tokens) > self._long_threshold
+        self.put_back(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Return a sequence that was only set aside."""
+        self.num_new += sequence.admitted < 0
         self._part(sequence).add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
+        self.num_new -= sequence.admitted < 0
         self._part(sequence).remove(sequence)
 
-    def head(self, *, allow_long: bool = True) -> Sequence | None:
-        """The next sequence by key; only among the short ones where a long prefill is under way."""
-        heads = [self.short.head(), self.long.head() if allow_long else None]
-        return min((h for h in heads if h is not None), key=lambda sequence: sequence.key, default=None)
+    def head(self, *, long_above: int | None = None) -> Sequence | None:
+        """The next sequence by key; with `long_above`, of the long ones only one of a class above that."""
+        short, long = self.short.head(), self.long.head()
+        if long is not None and long_above is not None and long.priority >= long_above:
+            long = None
+        if short is None or long is None:
+            return short or long
+        return min(short, long, key=lambda sequence: sequence.key)
+
+    def block(self, sequence: Sequence | None, reason: WaitReason) -> None:
+        """Note what stopped the admission of a sequence; those behind it wait by policy."""
+        self._blocked, self._blocked_by = sequence, reason
+
+    def why(self, sequence: Sequence) -> WaitReason:
+        """Why a member waits."""
+        return self._blocked_by if sequence is self._blocked else WaitReason.POLICY
 
     def _part(self, sequence: Sequence) -> WaitingQueue:
         return self.long if sequence.is_long else self.short

@@ -1,0 +1,264 @@
+"""The core under random histories: every step keeps the invariants, every answer is the one of a run alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from common.wire import FinishCode, ModelCard, Result
+from scheduler_svc.core import AttachError, Lane, LaneError, SchedulerConfig
+from tests.core.model_executor import card
+from tests.core.world import Stream, World
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+BASES = [[2 + (i * step + i // 5) % 38 for i in range(40)] for step in (3, 7)]
+"""Prompts are beginnings of these, so that prefixes are shared."""
+MODELS = {"m": card(b"weights", name="m"), "n": card(b"others", name="n", max_len=30)}
+SPOILS = ["stale", "early", "short", "long", "token", "negative", "code", "on", "off"]
+
+configs = st.builds(
+    SchedulerConfig,
+    max_num_seqs=st.sampled_from([3, 6, 20, 1, 2]),
+    max_num_batched_tokens=st.sampled_from([64, 16, 8, 1, 3]),
+    max_prefill_chunk=st.sampled_from([0, 0, 0, 5, 1]),
+    long_prefill_threshold=st.sampled_from([0, 0, 6, 1000]),
+    watermark=st.sampled_from([0.01, 0.0, 0.2]),
+    prefix_caching=st.sampled_from([True, True, True, False]),
+    max_waiting=st.sampled_from([100, 100, 100, 6]),
+    hold_s=st.just(5.0),
+    max_strikes=st.sampled_from([4, 2]),
+)
+pools = st.tuples(st.sampled_from([2, 4, 1, 8]), st.sampled_from([32, 24, 60, 12, 200])).map(
+    lambda pair: (pair[0], -(-pair[1] // pair[0]))
+)
+"""Block size and number of blocks."""
+requests = st.fixed_dictionaries(
+    {
+        "prompt": st.builds(
+            lambda base, length, tail: base[:length] + tail,
+            st.sampled_from(BASES),
+            st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 33]),
+            st.sampled_from([[], [], [5], [9, 9]]),
+        ),
+        "max_tokens": st.sampled_from([1, 2, 5, 9, 14]),
+        "n": st.sampled_from([1, 1, 1, 2, 4]),
+        "owner": st.integers(0, 1),
+        "priority": st.sampled_from([0, 0, 0, -1, 2]),
+        "logprobs": st.sampled_from([-1, -1, 0, 2]),
+        "prompt_logprobs": st.sampled_from([-1, -1, -1, -1, -1, 1]),
+        "temperature": st.sampled_from([0.0, 1.0]),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.sampled_from([[], [7, 30]]),
+        "model": st.sampled_from(["m"] * 9 + ["n"]),
+    }
+)
+
+
+class CalmMachine(RuleBasedStateMachine):
+    """Clients come and go; results come late; the lanes stay."""
+
+    @initialize(config=configs, pool=pools, peers=st.lists(pools, max_size=1))
+    def start(self, config: SchedulerConfig, pool: tuple[int, int], peers: list[tuple[int, int]]) -> None:
+        self.world = World(config)
+        self.fingerprints = dict.fromkeys(MODELS, 0)
+        for _, blocks in [pool, *peers]:
+            self.world.attach(blocks, pool[0], model=self.model("m"))
+
+    # --- clients ---
+
+    @rule(burst=st.lists(requests, min_size=1, max_size=5))
+    def submit(self, burst: list[dict[str, Any]]) -> None:
+        for request in burst:
+            self.world.submit(**request)
+
+    @precondition(lambda self: self.world.streams)
+    @rule(data=st.data())
+    def abort_any(self, data: st.DataObject) -> None:
+        """Live, ended and aborted ones alike."""
+        self.world.abort(data.draw(st.sampled_from(list(self.world.streams.values()))))
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def abort_live(self, data: st.DataObject) -> None:
+        self.world.abort(data.draw(st.sampled_from(self.live())))
+
+    @rule(owner=st.integers(0, 3), number=st.integers(1000, 1002))
+    def abort_unknown(self, owner: int, number: int) -> None:
+        self.world.scheduler.abort(owner, [number])
+
+    # --- iterations ---
+
+    @rule()
+    def turn(self) -> None:
+        self.world.turn()
+
+    @rule(count=st.sampled_from([1, 2, 4, 12]))
+    def iterate(self, count: int) -> None:
+        for _ in range(count):
+            self.world.turn()
+            for lane in self.flying():
+                self.world.deliver(lane)
+            self.world.check()
+
+    @precondition(lambda self: self.world.out)
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        self.world.deliver(data.draw(st.sampled_from(self.flying())))
+
+    # --- help ---
+
+    def live(self) -> list[Stream]:
+        return [s for s in self.world.streams.values() if s.accepted and not s.over]
+
+    def flying(self) -> list[Lane]:
+        return [lane for lane in self.world.lanes if lane.epoch in self.world.out]
+
+    def model(self, name: str) -> ModelCard:
+        return replace(MODELS[name], fingerprint=MODELS[name].fingerprint + bytes([self.fingerprints[name]]))
+
+    @invariant()
+    def check(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        """Whatever has happened, all that was accepted ends when there is an executor."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for lane in self.flying():
+            world.deliver(lane)
+        for name in MODELS:
+            lanes = world.scheduler.lanes_of(name)
+            if all(lane.draining for lane in lanes):
+                model, size = (lanes[0].model, lanes[0].block_size) if lanes else (self.model(name), 4)
+                world.attach(200, size, 8, 64, model)
+        preemptions, live = world.scheduler.counters.preemptions, len(world.scheduler.live)
+        world.run(5000)
+        world.check_idle()
+        assert world.scheduler.counters.preemptions - preemptions <= live * (live + 1), "preemption in turn"
+
+
+class StormyMachine(CalmMachine):
+    """As before, and executors attach, answer nonsense, die, drain and are swapped; frontends die; time passes."""
+
+    @rule(owner=st.integers(0, 2))
+    def lose_frontend(self, owner: int) -> None:
+        self.world.abort_owner(owner)
+
+    @precondition(lambda self: self.world.out)
+    @rule(data=st.data(), kind=st.sampled_from(SPOILS))
+    def answer_nonsense(self, data: st.DataObject, kind: str) -> None:
+        """A result that cannot follow from the plan is refused and changes nothing; the lane must go."""
+        lane = data.draw(st.sampled_from(self.flying()))
+        result = spoil(lane, self.world.out[lane.epoch].result, kind)
+        if result is None:
+            return
+        before = snapshot(lane)
+        with pytest.raises(LaneError):
+            self.world.scheduler.apply(lane, result, self.world.now)
+        assert snapshot(lane) == before and not self.world.scheduler.outbox
+        self.world.check()
+        self.world.lose(lane)
+
+    @precondition(lambda self: len(self.world.lanes) < 3)
+    @rule(
+        pool=pools, seats=st.sampled_from([8, 1, 2]), budget=st.sampled_from([64, 2, 16]), name=st.sampled_from("mmn")
+    )
+    def attach(self, pool: tuple[int, int], seats: int, budget: int, name: str) -> None:
+        lanes = self.world.scheduler.lanes_of(name)
+        block_size = lanes[0].block_size if lanes else pool[0]
+        self.world.attach(pool[1], block_size, seats, budget, self.model(name))
+
+    @precondition(lambda self: self.world.lanes)
+    @rule(data=st.data())
+    def attach_another_model(self, data: st.DataObject) -> None:
+        """Other weights or blocks under the name of a model that is served are refused."""
+        lane = data.draw(st.sampled_from(self.world.lanes))
+        before = dict(self.world.scheduler.lanes)
+        with pytest.raises(AttachError, match=r"fingerprint"):
+            self.world.attach(9, lane.block_size, model=replace(lane.model, fingerprint=b"strange"))
+        with pytest.raises(AttachError, match=r"block_size"):
+            self.world.attach(9, lane.block_size + 1, model=lane.model)
+        assert self.world.scheduler.lanes == before
+
+    @precondition(lambda self: self.world.lanes)
+    @rule(data=st.data(), blame=st.sampled_from(["nobody", "nobody", "one", "wild"]), swap=st.booleans())
+    def lose(self, data: st.DataObject, blame: str, swap: bool) -> None:
+        lane = data.draw(st.sampled_from(self.world.lanes))
+        guilty: tuple[int, ...] = ()
+        if blame == "one" and lane.epoch in self.world.out:
+            plan = self.world.out[lane.epoch].plan
+            guilty = (int([*plan.decodes, *plan.prefills][0]),)
+        elif blame == "wild":
+            guilty = (0, 65_535)
+        if swap and len(self.world.scheduler.lanes_of(lane.model.name)) == 1:
+            self.fingerprints[lane.model.name] += 1
+        self.world.lose(lane, guilty)
+
+    @precondition(lambda self: self.world.lanes)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        lane = data.draw(st.sampled_from(self.world.lanes))
+        self.world.scheduler.drain(lane)
+        self.world.read_outbox(None)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 6.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.now += seconds
+        self.world.scheduler.expire(self.world.now)
+        self.world.read_outbox(None)
+
+
+def spoil(lane: Lane, result: Result, kind: str) -> Result | None:
+    """A result that is wrong in one way; None where it cannot be."""
+    tokens, finish = result.tokens.copy(), result.finish.copy()
+    match kind:
+        case "stale":
+            return replace(result, iteration=result.iteration - 1)
+        case "early":
+            return replace(result, iteration=result.iteration + 1)
+        case "short" if len(tokens):
+            return replace(result, tokens=tokens[:-1], finish=finish[:-1])
+        case "long":
+            return replace(result, tokens=np.append(tokens, np.int32(3)), finish=np.append(finish, np.uint8(0)))
+        case "token" | "negative" if len(tokens):
+            tokens[-1] = lane.model.vocab_size if kind == "token" else -1
+            return replace(result, tokens=tokens)
+        case "code" if len(tokens):
+            finish[0] = 9
+            return replace(result, finish=finish)
+        case "on" if FinishCode.LENGTH in finish:
+            finish[finish == FinishCode.LENGTH] = FinishCode.CONTINUE
+            return replace(result, finish=finish)
+        case "off" if FinishCode.CONTINUE in finish:
+            finish[finish == FinishCode.CONTINUE] = FinishCode.LENGTH
+            return replace(result, finish=finish)
+    return None
+
+
+def snapshot(lane: Lane) -> tuple[object, ...]:
+    columns = (lane.tokens, lane.blocks, lane.length, lane.computed, lane.num_blocks, lane.decoding)
+    return (
+        lane.in_flight,
+        lane.iteration,
+        [column.tobytes() for column in columns],
+        list(lane.occupant),
+        list(lane.free_slots),
+        list(lane.prefilling),
+        lane.pool.num_available,
+        lane.pool.num_cached,
+    )
+
+
+TestCalm = CalmMachine.TestCase
+TestStormy = StormyMachine.TestCase
+TestCalm.settings = TestStormy.settings = settings(
+    max_examples=20_000 if NIGHTLY else 200, stateful_step_count=80 if NIGHTLY else 40, deadline=None
+)

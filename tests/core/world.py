@@ -1,0 +1,339 @@
+"""The core with model executors and clients around it: drives them, and checks what a client and an executor see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from common.wire import (
+    Ended,
+    EndReason,
+    FinishCode,
+    Limits,
+    ModelCard,
+    Plan,
+    PromptScores,
+    Result,
+    SamplingParams,
+    Submit,
+    Tokens,
+    decode,
+    encode,
+)
+from scheduler_svc.core import Lane, Scheduler, SchedulerConfig, Sequence, State, WaitReason
+from scheduler_svc.core.planner import MAX_SET_ASIDE
+from tests.core.model_executor import ModelExecutor, card, solo_answer
+
+SERVED = (EndReason.EOS, EndReason.STOP_TOKEN, EndReason.LENGTH)
+
+
+@dataclass(repr=False)
+class Stream:
+    """What a client has seen of one stream."""
+
+    owner: int
+    number: int
+    prompt: list[int]
+    params: SamplingParams
+    accepted: bool = False
+    aborted: bool = False
+    tokens: list[int] = field(default_factory=list)
+    ended: Ended | None = None
+    model: ModelCard | None = None
+    """The model that said its first token."""
+    expected: list[int] = field(default_factory=list)
+    code: FinishCode = FinishCode.CONTINUE
+    scored: set[int] = field(default_factory=set)
+    """Prompt positions whose logprobs have come."""
+
+    def __repr__(self) -> str:
+        return f"stream {self.owner}/{self.number}"
+
+    @property
+    def over(self) -> bool:
+        return self.aborted or self.ended is not None
+
+    def take_token(self, token: int, model: ModelCard) -> None:
+        assert self.accepted and not self.over, f"a token for the ended stream {self.number}"
+        if self.model is None:
+            self.model = model
+            self.expected, self.code = solo_answer(model, self.prompt, self.params)
+        assert self.model.fingerprint == model.fingerprint, "an answer by two models"
+        place = len(self.tokens)
+        assert place < len(self.expected) and token == self.expected[place], f"token {place} differs from a run alone"
+        self.tokens.append(token)
+
+    def take_end(self, ended: Ended) -> None:
+        assert not self.over, f"stream {self.number} ended twice"
+        self.ended = ended
+        assert 0 <= ended.cached_tokens < len(self.prompt)
+        if ended.reason in SERVED:
+            assert self.tokens == self.expected, "an answer that is not whole"
+            assert ended.reason == self.code
+            if self.params.prompt_logprobs >= 0:
+                assert self.scored == set(range(1, len(self.prompt))), "prompt logprobs are missing"
+        else:
+            assert ended.message, "an error needs a text"
+
+
+@dataclass
+class Outing:
+    """A plan that an executor has; its result may be delivered, or be lost."""
+
+    plan: Plan
+    result: Result
+    available_blocks: int
+    free_slots: list[int]
+
+
+class World:
+    """One scheduler. Time stands still unless `now` is moved."""
+
+    def __init__(self, config: SchedulerConfig | None = None, **changes: Any) -> None:
+        self.scheduler = Scheduler(config or SchedulerConfig(**changes))
+        self.now = 100.0
+        self.executors: dict[int, ModelExecutor] = {}
+        self.out: dict[int, Outing] = {}
+        self.streams: dict[tuple[int, int], Stream] = {}
+        self.plans: list[Plan] = []
+        self.left_out: Counter[tuple[int, int]] = Counter()
+        """How often a lane with room left a sequence to another lane."""
+        self._num_streams = 0
+
+    # --- clients ---
+
+    def submit(
+        self,
+        prompt: list[int] | int,
+        max_tokens: int = 8,
+        *,
+        n: int = 1,
+        owner: int = 0,
+        priority: int = 0,
+        **params: Any,
+    ) -> list[Stream]:
+        """Submit a request; a number for a prompt stands for that many tokens, different for each request."""
+        model = params.pop("model", "m")
+        first = self._num_streams
+        self._num_streams += n
+        if isinstance(prompt, int):
+            prompt = [2 + (first * 7 + i * i + i // 3) % 38 for i in range(prompt)]
+        sampling = SamplingParams(max_tokens, **{"temperature": 0.0, **params})
+        request = Submit(first, n, f"r{first}", model, np.array(prompt, np.int32), sampling, priority)
+        streams = []
+        for i in range(n):
+            seed = (sampling.seed + i) % (1 << 64)
+            own = SamplingParams(max_tokens, **{"temperature": 0.0, **params, "seed": seed})
+            streams.append(Stream(owner, first + i, prompt, own))
+            self.streams[owner, first + i] = streams[-1]
+        decoded = decode(encode(request))
+        assert isinstance(decoded, Submit)
+        self.scheduler.submit(owner, decoded, self.now)
+        for stream in streams:
+            stream.accepted = (owner, stream.number) in self.scheduler.live
+        self.read_outbox(None)
+        return streams
+
+    def abort(self, *streams: Stream) -> None:
+        for stream in streams:
+            stream.aborted = stream.aborted or stream.ended is None
+            self.scheduler.abort(stream.owner, [stream.number])
+        self.read_outbox(None)
+
+    def abort_owner(self, owner: int) -> None:
+        for stream in self.streams.values():
+            if stream.owner == owner and stream.ended is None:
+                stream.aborted = True
+        self.scheduler.abort_owner(owner)
+        self.read_outbox(None)
+
+    def read_outbox(self, lane: Lane | None) -> None:
+        messages, self.scheduler.outbox = self.scheduler.outbox, []
+        for owner, message in messages:
+            message = decode(encode(message))
+            if isinstance(message, Tokens):
+                assert lane is not None, "tokens come from a lane"
+                self._take_tokens(owner, message, lane)
+            elif isinstance(message, PromptScores):
+                stream = self.streams[owner, message.stream]
+                assert not stream.over and stream.params.prompt_logprobs >= 0
+                positions = range(message.start, message.start + len(message.widths))
+                width = stream.params.prompt_logprobs + 1
+                assert message.token_ids[::width].tolist() == [stream.prompt[p] for p in positions]
+                stream.scored.update(positions)
+            else:
+                assert isinstance(message, Ended)
+                self.streams[owner, message.stream].take_end(message)
+
+    def _take_tokens(self, owner: int, message: Tokens, lane: Lane) -> None:
+        numbers, tokens = message.streams.tolist(), message.tokens.tolist()
+        assert len(set(numbers)) == len(numbers)
+        for number, token in zip(numbers, tokens, strict=True):
+            self.streams[owner, number].take_token(token, lane.model)
+        wanted = [i for i, number in enumerate(numbers) if self.streams[owner, number].params.logprobs >= 0]
+        assert message.logprobs.rows.tolist() == wanted, "logprobs for those who want them"
+        starts = np.cumsum([0, *message.logprobs.widths.tolist()])[:-1]
+        assert message.logprobs.token_ids[starts].tolist() == [tokens[i] for i in wanted]
+
+    # --- executors ---
+
+    def attach(
+        self, blocks: int = 64, block_size: int = 4, seats: int = 8, budget: int = 64, model: ModelCard | None = None
+    ) -> Lane:
+        model = model or card()
+        limits = Limits(block_size, blocks, 0, seats, budget)
+        lane = self.scheduler.attach(f"executor-{len(self.executors)}", model, limits)
+        self.executors[lane.epoch] = ModelExecutor(lane.epoch, model, limits)
+        self.read_outbox(None)
+        return lane
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return list(self.scheduler.lanes.values())
+
+    def lose(self, lane: Lane, guilty: tuple[int, ...] = (), reason: str = "lost") -> None:
+        """The executor is gone, and what it had in flight."""
+        self.out.pop(lane.epoch, None)
+        self.scheduler.detach(lane, self.now, guilty=guilty, reason=reason)
+        self.read_outbox(None)
+
+    def plan(self, lane: Lane) -> Plan | None:
+        """Plan an idle lane and let its executor run the plan; the result waits for `deliver`."""
+        plan = self.scheduler.plan(lane, self.now)
+        self.read_outbox(None)
+        if plan is None:
+            assert not lane.num_running, "running sequences without a plan"
+            return None
+        tokens = len(plan.decodes) + int(plan.prefill_lengths.sum())
+        assert tokens <= lane.token_budget
+        assert lane.num_running <= lane.seats
+        cap = self.scheduler.config.max_prefill_chunk
+        assert not cap or not len(plan.prefill_lengths) or plan.prefill_lengths.max() <= cap
+        received = decode(encode(plan))
+        assert isinstance(received, Plan)
+        result = self.executors[lane.epoch].run(received)
+        self.out[lane.epoch] = Outing(received, result, lane.pool.num_available, list(lane.free_slots))
+        self.plans.append(received)
+        return received
+
+    def deliver(self, lane: Lane) -> None:
+        """The result of the iteration in flight comes back."""
+        self.check_fence(lane)
+        result = decode(encode(self.out.pop(lane.epoch).result))
+        assert isinstance(result, Result)
+        self.scheduler.apply(lane, result, self.now)
+        self.read_outbox(lane)
+
+    def check_fence(self, lane: Lane) -> None:
+        """While an iteration is in flight, no block and no slot becomes free."""
+        outing = self.out[lane.epoch]
+        assert lane.pool.num_available == outing.available_blocks and lane.free_slots == outing.free_slots, "the fence"
+
+    def turn(self) -> bool:
+        """What the loop does at each wake-up: plan every idle lane, let drained ones go. True when any has work."""
+        for lane in self.lanes:
+            if lane.epoch in self.out:
+                continue
+            preemptions = self.scheduler.counters.preemptions
+            if self.plan(lane) is not None:
+                if not lane.draining and self.scheduler.counters.preemptions == preemptions:
+                    self._check_lane_is_full(lane)
+            elif lane.draining and not lane.num_running:
+                self.lose(lane)
+        self._check_reasons()
+        return bool(self.out)
+
+    def iterate(self) -> bool:
+        """A turn, then all results. True when there was work."""
+        if not self.turn():
+            return False
+        for lane in self.lanes:
+            if lane.epoch in self.out:
+                self.deliver(lane)
+        return True
+
+    def run(self, max_iterations: int = 500) -> int:
+        """Iterate until nothing is left to do; returns the number of iterations."""
+        for count in range(max_iterations):
+            if not self.iterate():
+                return count
+            self.check()
+        raise AssertionError(f"still at work after {max_iterations} iterations")
+
+    # --- checks ---
+
+    def check(self) -> None:
+        self.scheduler.check_invariants()
+        for stream in self.streams.values():
+            live = (stream.owner, stream.number) in self.scheduler.live
+            assert live == (stream.accepted and not stream.over), f"stream {stream.number} is lost"
+        for lane in self.lanes:
+            assert (lane.in_flight is not None) == (lane.epoch in self.out)
+            if lane.in_flight is not None:
+                self.check_fence(lane)
+
+    def check_idle(self) -> None:
+        """Nothing is left: every accepted stream has ended, and every pool is free or evictable."""
+        self.check()
+        assert not self.scheduler.live
+        assert not any(len(queue) for queue in self.scheduler.queues.values())
+        assert all(stream.over for stream in self.streams.values())
+        for lane in self.lanes:
+            assert not lane.num_running and not lane.pool.num_referenced
+            assert sorted(lane.free_slots) == list(range(lane.seats))
+
+    def waiting(self, model: str = "m") -> list[Sequence]:
+        """Waiting sequences in the order of their keys."""
+        found = [s for s in self.scheduler.live.values() if s.state is State.WAITING and s.model == model]
+        return sorted(found, key=lambda sequence: sequence.key)
+
+    def sequence(self, stream: Stream) -> Sequence:
+        return self.scheduler.live[stream.owner, stream.number]
+
+    def members(self, lane: Lane) -> list[int]:
+        """Stream numbers in the iteration that is in flight, decodes first."""
+        plan = self.out[lane.epoch].plan
+        return [int(lane.stream[slot]) for slot in [*plan.decodes.tolist(), *plan.prefills.tolist()]]
+
+    def _check_reasons(self) -> None:
+        """After a turn: whoever waits does so for a named reason, and beside a lane that is at work."""
+        for model in self.scheduler.queues:
+            waiting, lanes = self.waiting(model), self.scheduler.lanes_of(model)
+            admitting = [lane for lane in lanes if not lane.draining]
+            for sequence in waiting:
+                reason = self.scheduler.why(sequence)
+                assert reason is not WaitReason.NONE
+                assert (reason is WaitReason.NO_EXECUTOR) == (not lanes)
+                assert (reason is WaitReason.PAUSED) == (bool(lanes) and not admitting)
+            if waiting and admitting:
+                assert any(lane.epoch in self.out for lane in admitting), "somebody waits and no lane is at work"
+
+    def _check_lane_is_full(self, lane: Lane) -> None:
+        """Work conservation: the next sequence in order has no place in the plan that was just made."""
+        plan = self.out[lane.epoch].plan
+        longs = [sequence.priority for sequence in lane.prefilling if sequence.is_long]
+        waiting = [s for s in self.waiting(lane.model.name) if not s.is_long or not longs or s.priority < min(longs)]
+        too_large = [s.max_length - 1 > lane.limits.num_blocks * lane.block_size for s in waiting]
+        if all(too_large) or too_large.index(False) > MAX_SET_ASIDE:
+            return
+        head = waiting[too_large.index(False)]
+        hit = lane.prefix_hit(head)
+        length = len(head.tokens) + (head.params.max_tokens > head.num_generated + 1)
+        needed = -(-length // lane.block_size) - len(hit)
+        available = lane.pool.num_available - lane.pool.num_evictable(hit)
+        reasons = {
+            WaitReason.SEATS: not lane.free_slots,
+            WaitReason.TOKEN_BUDGET: len(plan.decodes) + int(plan.prefill_lengths.sum()) == lane.token_budget,
+            WaitReason.KV_BLOCKS: needed + max(lane.watermark_blocks, len(plan.decodes)) > available,
+        }
+        why = self.scheduler.why(head)
+        if why is WaitReason.POLICY:
+            # Left to an emptier lane, which may happen once for each of its stays in the queue.
+            assert len(self.scheduler.lanes_of(lane.model.name)) > 1
+            self.left_out[lane.epoch, head.ticket] += 1
+            assert self.left_out[lane.epoch, head.ticket] == 1, "left to another lane again and again"
+        else:
+            assert reasons.get(why, False), f"waits for {why}, but {reasons}"
