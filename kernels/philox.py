@@ -6,15 +6,16 @@ executor or batched differently draws the same numbers.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from kernels.compiler import ceil_div, tl, triton, use_triton
 
-MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
-KEY_STEP_0, KEY_STEP_1 = 0x9E3779B9, 0xBB67AE85
-LOW_WORD = 0xFFFFFFFF
-NOISE_CHUNK = 1 << 15
-"""Elements worked on at once, so that the ten rounds stay in a core's cache."""
+MULTIPLIER_0, MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+KEY_STEP_0, KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+LOW_WORD, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+NOISE_CHUNK = 1 << 14
+"""Numbers worked on at once, so that the ten rounds stay in a core's cache."""
 
 
 def philox4x32(
@@ -26,19 +27,37 @@ def philox4x32(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Ten rounds of Philox4x32; equals `tl.philox(key, c0, c1, c2, c3)` bit for bit.
 
-    key: int64, the bit pattern of a uint64, low word first. counter_*: int64 in [0, 2**32). All broadcast.
+    key: int64, the bit pattern of a uint64, low word first. counter_*: int64 in [0, 2**32). All broadcast, on the CPU.
     Returns four int64 tensors of 32-bit words.
     """
-    key_0, key_1 = key & LOW_WORD, (key >> 32) & LOW_WORD
-    zero = torch.zeros((), dtype=torch.int64, device=key.device)
-    c0, c1, c2, c3 = counter_0, counter_1, zero + counter_2, zero + counter_3
+    counters = [torch.as_tensor(counter).numpy() for counter in (counter_0, counter_1, counter_2, counter_3)]
+    keys, *words = np.broadcast_arrays(key.numpy().view(np.uint64), *counters)
+    state = np.stack(words).astype(np.uint64)
+    _ten_rounds(keys, state)
+    first, second, third, fourth = torch.from_numpy(state.view(np.int64)).unbind(0)
+    return first, second, third, fourth
+
+
+def _ten_rounds(key: np.ndarray, state: np.ndarray) -> None:
+    """key: uint64, broadcasts to [..]; state: uint64 [4, ..] of 32-bit words, changed in place.
+
+    In numpy, because an operation of torch on a scalar costs as much as the arithmetic of a whole chunk.
+    """
+    key_0, key_1 = key & LOW_WORD, key >> HALF
+    c0, c1, c2, c3 = state
+    product_0, product_1 = np.empty((2, *c0.shape), np.uint64)
     for _ in range(10):
-        product_0, product_1 = c0 * MULTIPLIER_0, c2 * MULTIPLIER_1  # wrap modulo 2**64, which keeps every bit
-        c0 = (product_1 >> 32).bitwise_and(LOW_WORD) ^ (c1 ^ key_0)
-        c2 = (product_0 >> 32).bitwise_and(LOW_WORD) ^ (c3 ^ key_1)
-        c1, c3 = product_1 & LOW_WORD, product_0 & LOW_WORD
+        np.multiply(c0, MULTIPLIER_0, out=product_0)
+        np.multiply(c2, MULTIPLIER_1, out=product_1)
+        np.right_shift(product_1, HALF, out=c0)
+        np.right_shift(product_0, HALF, out=c2)
+        c0 ^= c1
+        c0 ^= key_0
+        c2 ^= c3
+        c2 ^= key_1
+        np.bitwise_and(product_1, LOW_WORD, out=c1)
+        np.bitwise_and(product_0, LOW_WORD, out=c3)
         key_0, key_1 = (key_0 + KEY_STEP_0) & LOW_WORD, (key_1 + KEY_STEP_1) & LOW_WORD
-    return c0, c1, c2, c3
 
 
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -50,26 +69,25 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
     """
     if use_triton(seeds):
         return gumbel_noise_triton(seeds, positions, vocab_size)
-    return gumbel_noise_at(seeds, positions, torch.arange(vocab_size, device=seeds.device).expand(len(seeds), -1))
+    return gumbel_noise_at(seeds, positions, torch.arange(vocab_size).expand(len(seeds), -1))
 
 
 def gumbel_noise_at(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The columns of `gumbel_noise` that `tokens`, int64 [B, N], names in each row. Returns fp32 [B, N]."""
-    key, position = seeds.view(torch.int64)[:, None], positions.long()[:, None]
-    out = torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device)
-    rows, columns = _noise_chunk(*tokens.shape)
+    """The columns of `gumbel_noise` that `tokens`, int64 [B, N], names in each row. Returns fp32 [B, N]. CPU only."""
+    key = seeds.view(torch.int64).numpy().view(np.uint64)[:, None]
+    position, token = positions.numpy()[:, None], tokens.numpy()
+    out = torch.empty(tokens.shape, dtype=torch.float32)
+    columns = max(1, min(tokens.shape[1], NOISE_CHUNK))
+    rows = NOISE_CHUNK // columns
     for row in range(0, tokens.shape[0], rows):
         for column in range(0, tokens.shape[1], columns):
             part = slice(row, row + rows), slice(column, column + columns)
-            word = philox4x32(key[part[0]], tokens[part], position[part[0]])[0]
-            uniform = (word >> 9).float().add_(0.5).mul_(2.0**-23)
+            state = np.zeros((4, *token[part].shape), np.uint64)
+            state[0], state[1] = token[part], position[part[0]]
+            _ten_rounds(key[part[0]], state)
+            uniform = torch.from_numpy(state[0].view(np.int64) >> 9).float().add_(0.5).mul_(2.0**-23)
             out[part] = uniform.log_().neg_().log_().neg_()
     return out
-
-
-def _noise_chunk(rows: int, columns: int) -> tuple[int, int]:
-    columns = max(1, min(columns, NOISE_CHUNK))
-    return max(1, NOISE_CHUNK // columns), columns
 
 
 @triton.jit
