@@ -27,17 +27,23 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--work", type=Path, required=True, help="folder for the tokenizer, checkpoints and figures")
     parser.add_argument("--downloads", type=Path, help="folder of the packages; what is missing is downloaded there")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
-    parser.add_argument("--steps", type=int, help="steps of the first phase, for trials (default: the recipe's)")
+    parser.add_argument("--steps", type=int, help="steps of every phase, for trials (default: the recipe's)")
+    parser.add_argument(
+        "--first-stage", type=int, default=0, help="go on with this stage from the checkpoint in --work"
+    )
     parser.add_argument("--export-only", action="store_true", help="write --out from the newest checkpoint in --work")
     return parser.parse_args(arguments)
 
 
 def choose_recipe(steps: int | None) -> Recipe:
-    """Return the recipe of the committed model, or one whose first phase has `steps` steps."""
+    """Return the recipe of the committed model, or one whose phases have `steps` steps each."""
     recipe = Recipe()
     if steps is None:
         return recipe
-    return replace(recipe, phases=(replace(recipe.phases[0], steps=steps), *recipe.phases[1:]))
+    stages = [
+        replace(stage, phases=tuple(replace(phase, steps=steps) for phase in stage.phases)) for stage in recipe.stages
+    ]
+    return replace(recipe, stages=tuple(stages))
 
 
 def main() -> None:
@@ -59,7 +65,9 @@ def main() -> None:
     tokenizer.save(str(tokenizer_file))
     torch.manual_seed(recipe.seed)
     model = LanguageModel(shape)
-    figures = train(model, tokenizer, kept, held_out, recipe, checkpoint)
+    if options.first_stage:
+        model.load_state_dict(load_file(checkpoint))
+    figures = train(model, tokenizer, kept, held_out, recipe, checkpoint, options.first_stage)
     write_json(options.work / "figures.json", figures)
     write_folder(options.out, shape, tokenizer, dict(model.named_parameters()))
 

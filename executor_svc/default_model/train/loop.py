@@ -1,7 +1,8 @@
-"""The training loop: rows of tokens, two phases of row length, Muon with AdamW, an average of the weights."""
+"""The training loop: rows of tokens, stages and phases of row length, Muon with AdamW, an average of the weights."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -32,30 +33,59 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Phases under one warm-up and one cosine of the learning rate, with fresh optimizers.
+
+    A stage begins with the averaged weights that the one before it has left.
+    """
+
+    phases: tuple[Phase, ...]
+    learning_rate: float
+    warmup_steps: int
+
+    @property
+    def steps(self) -> int:
+        """All updates of the stage."""
+        return sum(phase.steps for phase in self.phases)
+
+
+LONG_DOCUMENTS = Mixture(longest_plain=8000)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """All that decides what training gives, besides the texts and the network's shape."""
 
-    phases: tuple[Phase, ...] = (
-        Phase(steps=2200, rows=16, length=256),
-        # The positions up to the model's limit, on documents long enough to reach them.
-        Phase(steps=80, rows=4, length=1024, mixture=Mixture(longest_plain=8000)),
+    stages: tuple[Stage, ...] = (
+        Stage(
+            phases=(
+                Phase(steps=2200, rows=16, length=256),
+                Phase(steps=80, rows=4, length=1024, mixture=LONG_DOCUMENTS),
+            ),
+            learning_rate=3e-3,
+            warmup_steps=80,
+        ),
+        # The end of a cosine is too slow to learn positions never seen before; a second, lower one reaches them.
+        Stage(
+            phases=(Phase(steps=210, rows=4, length=1024, mixture=LONG_DOCUMENTS),),
+            learning_rate=1.2e-3,
+            warmup_steps=20,
+        ),
     )
     seed: int = 20260
-    learning_rate: float = 3e-3
     lowest_rate_share: float = 0.02
-    warmup_steps: int = 80
     weight_decay: float = 0.05
     gradient_norm: float = 1.0
     average_decay: float = 0.99
     validation_share: float = 0.02
 
 
-def rate_share(step: int, steps: int, recipe: Recipe) -> float:
-    """Return the share of the learning rate at `step` of `steps`: a linear warm-up, then a cosine to the lowest."""
-    if step < recipe.warmup_steps:
-        return (step + 1) / recipe.warmup_steps
-    progress = (step - recipe.warmup_steps) / max(1, steps - recipe.warmup_steps)
-    return recipe.lowest_rate_share + (1 - recipe.lowest_rate_share) * 0.5 * (1 + math.cos(math.pi * progress))
+def rate_share(step: int, steps: int, warmup_steps: int, lowest: float) -> float:
+    """Return the share of the learning rate at `step` of `steps`: a linear warm-up, then a cosine down to `lowest`."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return lowest + (1 - lowest) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def encode_stream(tokenizer: Tokenizer, examples: Sequence[str]) -> Tensor:
@@ -82,18 +112,19 @@ def batches(tokenizer: Tokenizer, chapters: Sequence[Chapter], phase: Phase, see
         epoch += 1
 
 
-def make_optimizers(model: LanguageModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Return Muon (Jordan et al., 2024) for the layers' matrices, AdamW for the embeddings and the norms."""
+def make_optimizers(model: LanguageModel, weight_decay: float) -> list[torch.optim.Optimizer]:
+    """Return Muon (Jordan et al., 2024) for the layers' matrices, AdamW for the embeddings and the norms.
+
+    The rates are to be set before each step; scaled to AdamW's updates, Muon takes the same.
+    """
     matrices = [weight for weight in model.model.layers.parameters() if weight.dim() == 2]
     norms = [weight for weight in model.parameters() if weight.dim() == 1]
-    muon = torch.optim.Muon(
-        matrices, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = torch.optim.Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
     groups = [
-        {"params": [model.model.embed_tokens.weight], "weight_decay": recipe.weight_decay},
+        {"params": [model.model.embed_tokens.weight], "weight_decay": weight_decay},
         {"params": norms, "weight_decay": 0.0},
     ]
-    return [muon, torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), fused=True)]
+    return [muon, torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)]
 
 
 @torch.no_grad()
@@ -101,7 +132,7 @@ def validation_loss(model: LanguageModel, rows: Tensor) -> float:
     """Return the mean loss in nats a token over `rows` [count, length + 1]."""
     model.eval()
     losses = []
-    for chunk in rows.split(16):
+    for chunk in torch.split(rows, 16):
         with torch.autocast("cpu", torch.bfloat16):
             losses.append(model.loss(chunk) * len(chunk))
     model.train()
@@ -121,6 +152,12 @@ class WeightAverage:
         share = 1 - min(self.decay, (step + 1) / (step + 10))
         torch._foreach_lerp_(list(self.averages.values()), [weight.detach() for weight in model.parameters()], share)
 
+    @torch.no_grad()
+    def copy_to(self, model: LanguageModel) -> None:
+        """Set the parameters of `model` to the averages."""
+        for name, weight in model.named_parameters():
+            weight.copy_(self.averages[name])
+
     def save(self, path: Path) -> None:
         """Write the averages as float32 safetensors."""
         save_file(self.averages, path)
@@ -130,69 +167,93 @@ def update_weights(
     model: LanguageModel,
     optimizers: Sequence[torch.optim.Optimizer],
     rows: Tensor,
-    recipe: Recipe,
+    rate: float,
+    gradient_norm: float,
 ) -> float:
-    """Make one update on `rows` [count, length + 1] and return its loss in nats a token.
+    """Make one update at the learning rate `rate` on `rows` [count, length + 1] and return its loss in nats a token.
 
     Raises FloatingPointError when the loss or a gradient is not finite.
     """
     with torch.autocast("cpu", torch.bfloat16):
         loss = model.loss(rows)
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_norm)
+    torch.autograd.backward(loss)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), gradient_norm)
     if not torch.isfinite(norm):
         raise FloatingPointError(f"loss {float(loss.detach())}, gradient norm {float(norm)}")
     for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad()
     return float(loss.detach())
 
 
+@dataclass
+class Progress:
+    """What a run has done so far; `loss` is a running mean of the training loss, in nats a token."""
+
+    steps: int = 0
+    tokens: int = 0
+    loss: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, rows: Tensor, loss: float) -> None:
+        """Count an update on `rows` [count, length + 1]."""
+        self.loss = loss if self.steps == 0 else 0.95 * self.loss + 0.05 * loss
+        self.steps += 1
+        self.tokens += rows.shape[0] * (rows.shape[1] - 1)
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures to log and to keep."""
+        seconds = round(time.monotonic() - self.began)
+        return {"steps": self.steps, "tokens": self.tokens, "seconds": seconds, "loss": round(self.loss, 4)}
+
+
+def run_stage(
+    model: LanguageModel, stage: Stage, sources: Sequence[Iterator[Tensor]], recipe: Recipe, progress: Progress
+) -> Iterator[WeightAverage]:
+    """Train `model` through `stage`, a source of batches a phase; yield the averaged weights after each update."""
+    optimizers = make_optimizers(model, recipe.weight_decay)
+    average = WeightAverage(model, recipe.average_decay)
+    step = 0
+    for phase, source in zip(stage.phases, sources, strict=True):
+        for rows in itertools.islice(source, phase.steps):
+            share = rate_share(step, stage.steps, stage.warmup_steps, recipe.lowest_rate_share)
+            loss = update_weights(model, optimizers, rows, stage.learning_rate * share, recipe.gradient_norm)
+            average.update(model, step)
+            progress.add(rows, loss)
+            step += 1
+            yield average
+
+
 def train(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    kept: Sequence[Chapter],
+    chapters: Sequence[Chapter],
     held_out: Sequence[Chapter],
     recipe: Recipe,
     checkpoint: Path,
+    first_stage: int = 0,
 ) -> dict[str, float]:
-    """Train `model`; leave the averaged weights in `checkpoint` (every 200 steps, and at the end) and in `model`.
+    """Train `model` from `first_stage` on; leave the averaged weights in it and, now and then, in `checkpoint`.
 
-    Returns the figures of the run: tokens, seconds and losses.
+    Returns the figures of the run: steps, tokens, seconds, and losses in nats a token.
     """
     validation = rows_of(encode_stream(tokenizer, epoch_examples(held_out, f"{recipe.seed}:held out", Mixture())), 256)
-    optimizers = make_optimizers(model, recipe)
-    average = WeightAverage(model, recipe.average_decay)
-    steps = sum(phase.steps for phase in recipe.phases)
-    began, step, tokens, recent = time.monotonic(), 0, 0, 0.0
-    for number, phase in enumerate(recipe.phases):
-        source = batches(tokenizer, kept, phase, f"{recipe.seed}:{number}")
-        for _ in range(phase.steps):
-            share = rate_share(step, steps, recipe)
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = recipe.learning_rate * share
-            loss = update_weights(model, optimizers, next(source), recipe)
-            average.update(model, step)
-            recent = loss if step == 0 else 0.95 * recent + 0.05 * loss
-            step += 1
-            tokens += phase.rows * phase.length
-            if step % 20 == 0:
-                log.info(
-                    "step", step=step, loss=round(recent, 4), tokens=tokens, seconds=round(time.monotonic() - began)
-                )
-            if step % 200 == 0 or step == steps:
+    progress = Progress()
+    number = sum(len(stage.phases) for stage in recipe.stages[:first_stage])
+    for stage in recipe.stages[first_stage:]:
+        sources = []
+        for phase in stage.phases:
+            sources.append(batches(tokenizer, chapters, phase, f"{recipe.seed}:{number}"))
+            number += 1
+        for average in run_stage(model, stage, sources, recipe, progress):
+            if progress.steps % 20 == 0:
+                log.info("step", **progress.figures())
+            if progress.steps % 200 == 0:
                 average.save(checkpoint)
-                log.info("validation", step=step, loss=round(validation_loss(model, validation), 4))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.copy_(average.averages[name])
-    figures = {
-        "steps": step,
-        "tokens": tokens,
-        "seconds": round(time.monotonic() - began),
-        "training_loss": round(recent, 4),
-        "validation_loss": round(validation_loss(model, validation), 4),
-    }
-    log.info("trained", **figures)
-    return figures
+                log.info("validation", loss=round(validation_loss(model, validation), 4))
+        average.save(checkpoint)
+        average.copy_to(model)
+        log.info("stage", averaged_loss=round(validation_loss(model, validation), 4))
+    return progress.figures() | {"validation_loss": round(validation_loss(model, validation), 4)}
