@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 import torch
@@ -14,7 +15,7 @@ from executor_svc.model.card import build_card
 from executor_svc.model.config import ModelConfig, read_config
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.errors import ModelError
-from executor_svc.model.fingerprint import fingerprint
+from executor_svc.model.fingerprint import model_fingerprint
 from executor_svc.model.hub import model_folder
 from executor_svc.model.loader import load_weights, weight_files
 
@@ -43,19 +44,20 @@ def load_model(
 
     dtype: float32, float16, bfloat16, or auto: the config's, float32 where it names none.
     max_model_len: at most what the config allows; None takes that.
-    name: served name; None takes the last part of `path`.
+    name: what the model is served as; None takes the folder's name, or the hub id.
     Raises `ModelError` with one plain line: for anything the files lack, and for anything they ask that is not done.
     """
     folder = model_folder(path)
     config = read_config(folder, dtype=dtype, max_model_len=max_model_len)
     if config.ignored_fields:
         log.warning("config.json has fields unknown here; they are not used", fields=config.ignored_fields)
+    served_name = name or (folder.resolve().name if Path(path).expanduser().is_dir() else path)
     started = time.monotonic()
     with ThreadPoolExecutor(1, "fingerprint") as pool:
-        digest = pool.submit(fingerprint, folder / "config.json", weight_files(folder), config.dtype_name)
+        digest = pool.submit(model_fingerprint, folder / "config.json", weight_files(folder), config.dtype_name)
         decoder = Decoder(config, load_weights(folder, config, _device(device)))
         loaded = time.monotonic()
-        card = build_card(folder, config, digest.result(), name or path.rstrip("/").rpartition("/")[2] or None)
+        card = build_card(folder, config, digest.result(), served_name)
     log.info(
         "model loaded",
         model=card.name,

@@ -26,16 +26,13 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 log = structlog.get_logger()
 
 
-def build_card(folder: Path, config: ModelConfig, fingerprint: bytes, name: str | None = None) -> ModelCard:
-    """Read what the scheduler service needs to know. Raises `ModelError` on a malformed file or a missing tokenizer.
-
-    name: what the model is served as; the folder's name when None.
-    """
+def build_card(folder: Path, config: ModelConfig, fingerprint: bytes, name: str) -> ModelCard:
+    """Read what the scheduler service needs to know. Raises `ModelError` on a malformed file or a missing tokenizer."""
     generation_file = folder / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
     files = read_tokenizer_files(folder)
     card = ModelCard(
-        name=name or folder.resolve().name,
+        name=name,
         fingerprint=fingerprint,
         vocab_size=config.vocab_size,
         max_model_len=config.max_model_len,

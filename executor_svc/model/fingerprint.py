@@ -13,7 +13,7 @@ _PIECE_BYTES = 32 << 20
 _READ_BYTES = 1 << 20
 
 
-def fingerprint(config_file: Path, weight_files: list[Path], dtype: str) -> bytes:
+def model_fingerprint(config_file: Path, weight_files: list[Path], dtype: str) -> bytes:
     """16 bytes, BLAKE2b. Two models with the same one give the same answers.
 
     Files are cut into pieces of fixed size that threads hash side by side (hashing leaves the interpreter lock), so the

@@ -7,6 +7,8 @@ from enum import Enum, auto
 import torch
 import torch.nn.functional as F
 
+from executor_svc.determinism import strict_mode
+
 ROW_TILE = 32
 _PROBE_ROWS = 80
 _PROBE_ELEMENTS = 1 << 22
@@ -17,11 +19,12 @@ class RowTiling(Enum):
     """How many rows of the input go into one matrix product."""
 
     WHOLE = auto()
-    """All of them: fp32 where MKL runs in its strict mode (`executor_svc.determinism`), and the GPU."""
+    """All of them: fp32 where MKL runs in a strict mode (`executor_svc.determinism`), and the GPU."""
     TILES = auto()
-    """At most `ROW_TILE`: oneDNN changes its bf16 kernel, and so the rounding, above that."""
+    """At most `ROW_TILE`: oneDNN has another bf16 kernel, and so another rounding, for more."""
     PADDED = auto()
-    """Exactly `ROW_TILE`, filled up with zeros: any library runs one kernel then."""
+    """Exactly `ROW_TILE`, filled up with zeros, so that one kernel runs. Seen to keep rows apart in fp16, and in fp32 in
+    MKL's COMPATIBLE branch and with no branch set; not in its AVX2 branch without STRICT."""
 
 
 _settled: dict[tuple[torch.dtype, int, int, bool], RowTiling] = {}
@@ -37,12 +40,12 @@ class Linear:
         self.tiling = RowTiling.WHOLE
 
     def settle(self) -> None:
-        """Choose the tiling for this CPU, dtype and shape, by trying. Called once the weights are there."""
+        """Choose the tiling for this CPU, dtype and shape. Called once the weights are there."""
         if self.weight.device.type != "cpu":
             return
         key = (self.weight.dtype, *self.weight.shape, self.bias is not None)
         if key not in _settled:
-            _settled[key] = probe_tiling(self.weight, self.bias)
+            _settled[key] = choose_tiling(self.weight, self.bias)
         self.tiling = _settled[key]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -62,20 +65,23 @@ def tiled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return torch.cat([F.linear(tile, weight, bias) for tile in torch.split(x, ROW_TILE)])[:rows]
 
 
-def probe_tiling(weight: torch.Tensor, bias: torch.Tensor | None) -> RowTiling:
-    """The widest tiling that gives rows the same bits alone and in company, as far as random rows show."""
+def choose_tiling(weight: torch.Tensor, bias: torch.Tensor | None) -> RowTiling:
+    """The widest tiling that the library promises, or is known, to keep rows apart in; tried once, lest it does not."""
+    if weight.dtype == torch.float32 and torch.backends.mkl.is_available() and strict_mode():
+        if _keeps_rows_apart(weight, bias, (2, 3, 7, 16, 31, 32, 33, 48, 64, _PROBE_ROWS)):
+            return RowTiling.WHOLE
+    elif weight.dtype == torch.bfloat16 and _keeps_rows_apart(weight, bias, (2, 3, 7, 16, 31, 32)):
+        return RowTiling.TILES
+    return RowTiling.PADDED
+
+
+def _keeps_rows_apart(weight: torch.Tensor, bias: torch.Tensor | None, counts: tuple[int, ...]) -> bool:
+    """Whether random rows have the same bits alone and among as many as `counts`."""
     outputs = max(1, min(weight.shape[0], _PROBE_ELEMENTS // weight.shape[1]))
     part, bias_part = weight[:outputs], None if bias is None else bias[:outputs]
-    noise = torch.randn(_PROBE_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    alone = torch.cat([F.linear(row, part, bias_part) for row in torch.split(noise, 1)])
-    for tiling, counts in (
-        (RowTiling.WHOLE, (2, 3, 7, 16, 31, 32, 33, 48, 64, _PROBE_ROWS)),
-        (RowTiling.TILES, (2, 3, 7, 16, 31, 32)),
-    ):
-        # Bits, not values: a row of NaN must not pass for a difference.
-        if all(_same_bits(F.linear(noise[-count:], part, bias_part), alone[-count:]) for count in counts):
-            return tiling
-    return RowTiling.PADDED
+    rows = torch.randn(max(counts), weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    alone = torch.cat([F.linear(row, part, bias_part) for row in torch.split(rows, 1)])
+    return all(_same_bits(F.linear(rows[-count:], part, bias_part), alone[-count:]) for count in counts)
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
