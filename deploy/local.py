@@ -92,12 +92,12 @@ class LocalServices:
         return f"http://{self._host}:{self._port}"
 
     def start_scheduler(self, environment: dict[str, str] | None = None) -> Process:
-        """Start the scheduler; with port 0, the port that it took is read from its log."""
+        """Start the scheduler; the port that it took is read from its log."""
         flags = ["--host", self._host, "--port", str(self._port), "--executor-bind", self.executor_address]
         flags += ["--run-dir", str(self.folder / "run"), "--plan-log", str(self.plan_log), *self._scheduler_flags]
         process = self._start("scheduler", ["-m", "scheduler_svc", *flags], environment)
-        if not self._port:
-            self._port = self._read_port(process)
+        # Also where the port was given: another server may answer on it.
+        self._port = self._read_port(process)
         return process
 
     def _read_port(self, process: Process, timeout_s: float = 30.0) -> int:

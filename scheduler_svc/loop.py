@@ -28,7 +28,13 @@ from scheduler_svc.core import Scheduler
 from scheduler_svc.membership import Membership
 from scheduler_svc.plan_log import PlanLog
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.sockets import authenticator, executor_socket, frontend_socket, watch_disconnects
+from scheduler_svc.sockets import (
+    authenticator,
+    executor_socket,
+    frontend_socket,
+    private_folder,
+    watch_disconnects,
+)
 from scheduler_svc.stats import gather
 from scheduler_svc.supervisor import Supervisor
 
@@ -36,6 +42,7 @@ log = structlog.get_logger()
 
 BEAT_S = 0.25
 """Frontends hear from the core at least this often; `/health/live` fails when they do not."""
+CHECK_S = 60.0
 MAX_DRAIN = 1000
 """Messages taken from one socket before the other things get a turn."""
 
@@ -45,12 +52,15 @@ class CoreLoop:
 
     def __init__(self, settings: SchedulerSettings, listener: socket.socket) -> None:
         self._settings = settings
-        self._scheduler = Scheduler(settings.scheduler_config())
+        # Epochs of an earlier scheduler, which executors may still hold, must not come again.
+        self._scheduler = Scheduler(settings.scheduler_config(), first_epoch=time.time_ns() // 1_000_000)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = authenticator(self._context, settings)
         self._executors = executor_socket(self._context, settings)
         self._monitor = watch_disconnects(self._executors)
-        self._frontends = frontend_socket(self._context, settings)
+        self._run_dir = private_folder(settings.run_dir)
+        address = f"ipc://{self._run_dir}/core.sock"
+        self._frontends = frontend_socket(self._context, address)
         self._plan_log = PlanLog(settings.plan_log) if settings.plan_log is not None else None
         self._membership = Membership(
             self._scheduler,
@@ -60,10 +70,10 @@ class CoreLoop:
             iteration_timeout_s=settings.iteration_timeout_s,
             plan_log=self._plan_log,
         )
-        self._supervisor = Supervisor(settings, listener)
+        self._supervisor = Supervisor(settings, listener, address)
         self._peers: list[bytes] = []
         """Frontends by their number in the core."""
-        self._next_beat = 0.0
+        self._next_beat = self._next_check = 0.0
         self._stopping_since: float | None = None
         self._hurried = False
         self._wake_read, self._wake_write = socket.socketpair()
@@ -106,7 +116,7 @@ class CoreLoop:
         self._flush()
         self._beat(time.monotonic())
         self._membership.reset_all()
-        self._supervisor.end(timeout_s=1.0 if self._hurried else 3.0)
+        self._end_frontends(timeout_s=1.0 if self._hurried else 5.0)
         if self._authenticator is not None:
             self._authenticator.stop()
         self._executors.disable_monitor()
@@ -116,11 +126,21 @@ class CoreLoop:
         self._context.term()
         if self._plan_log is not None:
             self._plan_log.close()
-        for path in self._settings.run_dir.glob("*.sock"):
-            path.unlink(missing_ok=True)
+        (self._run_dir / "core.sock").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files may lie in a folder that the operator chose
-            self._settings.run_dir.rmdir()
+            self._run_dir.rmdir()
         log.info("stopped")
+
+    def _end_frontends(self, timeout_s: float) -> None:
+        """Ask the frontends to end, and answer what they still send until they have."""
+        self._stopping_since = self._stopping_since or time.monotonic()
+        deadline = time.monotonic() + timeout_s
+        self._supervisor.ask_to_end()
+        while self._supervisor.any_running() and time.monotonic() < deadline:
+            self._frontends.poll(50)
+            self._drain_frontends(time.monotonic())
+            self._flush()
+        self._supervisor.kill()
 
     # --- one turn ---
 
@@ -132,7 +152,7 @@ class CoreLoop:
             self._wake_read.recv(4096)
         if self._monitor in ready:
             self._monitor.recv_multipart()
-            self._membership.connection_broken()
+            self._membership.connection_broken(now)
         if self._executors in ready:
             self._drain_executors(now)
         if self._frontends in ready:
@@ -144,17 +164,25 @@ class CoreLoop:
             for name in dead:
                 self._lose_frontend(name.encode())
         expiry = self._scheduler.expire(now)
-        self._flush()
+        # The executors first: they compute while the frontends are told.
         self._membership.plan_idle_lanes(now)
+        self._flush()
         if self._membership.models_changed:
             self._membership.models_changed = False
             self._announce_models()
             self._next_beat = now
         if now >= self._next_beat:
+            self._check_when_idle(now)
             self._beat(now)
             self._next_beat = now + BEAT_S
         dues += [self._next_beat - now, None if expiry is None else expiry - now]
         return max(0.0, min(due for due in dues if due is not None))
+
+    def _check_when_idle(self, now: float) -> None:
+        """Now and then, with nothing to do, see that the books balance. A fault ends the process: it would spread."""
+        if not self._scheduler.live and now >= self._next_check:
+            self._next_check = now + CHECK_S
+            self._scheduler.check_invariants()
 
     def _drain_executors(self, now: float) -> None:
         for _ in range(MAX_DRAIN):
@@ -219,9 +247,11 @@ class CoreLoop:
     def _send_frontend(self, owner: int, data: bytes) -> None:
         try:
             self._frontends.send_multipart([self._peers[owner], data], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            # Gone, or so far behind that its queue is full: nobody reads these streams any more.
+        except zmq.ZMQError as error:
+            # Gone, or so far behind that its queue is full. Its requests could not be told of their end: it must go.
             self._scheduler.abort_owner(owner)
+            if error.errno == zmq.EAGAIN:
+                self._supervisor.kill(self._peers[owner].decode(errors="replace"))
 
     def _serving(self) -> Serving:
         models, capacity = self._scheduler.models, self._scheduler.kv_capacity

@@ -21,6 +21,7 @@ from common.wire import (
     WireError,
     decode,
     encode,
+    hello_protocol,
 )
 from scheduler_svc.core import AttachError, Lane, LaneError, Scheduler
 from scheduler_svc.plan_log import PlanLog
@@ -31,8 +32,8 @@ Send = Callable[[bytes, bytes], bool]
 """(peer, message) -> whether the peer was there to take it."""
 
 REFUSAL_LOG_S = 30.0
-PROBES_AFTER_DISCONNECT = 20
-"""ZeroMQ tells of a broken connection a little before it drops the route to it; probe this many wake-ups long."""
+PROBE_S = 1.0
+"""ZeroMQ tells of a broken connection a little before it drops the route to it; probe so long for whose it was."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +67,7 @@ class Membership:
         self._iteration_timeout_s = iteration_timeout_s
         self._by_peer: dict[bytes, Executor] = {}
         self._by_epoch: dict[int, Executor] = {}
-        self._probes_left = 0
+        self._probe_until = 0.0
         self._quiet_until: dict[str, float] = {}
         """Refusals of the same executor are not logged again before."""
         self.models_changed = False
@@ -81,12 +82,18 @@ class Membership:
         try:
             message = decode(data)
         except WireError as error:
-            self._junk(peer, str(error), now)
+            protocol = hello_protocol(data)
+            if protocol is None or protocol == PROTOCOL_VERSION:
+                self._junk(peer, str(error), now)
+            else:
+                self._refuse_protocol(peer, protocol)
             return
         executor = self._by_peer.get(peer)
         match message:
             case Alive():
                 self._alive(peer, message, now)
+            case Hello() if message.protocol != PROTOCOL_VERSION:
+                self._refuse_protocol(peer, message.protocol)
             case Hello():
                 self._hello(peer, message, now)
             case Result() | Fault() | Leaving() if executor is None or executor.lane.epoch != message.epoch:
@@ -101,6 +108,12 @@ class Membership:
                 executor.lane.draining = True
             case _:
                 self._junk(peer, f"unexpected {type(message).__name__}", now)
+
+    def _refuse_protocol(self, peer: bytes, protocol: int) -> None:
+        """Answer the Hello of an executor of another version, also one whose fields this version cannot read."""
+        text = f"this scheduler speaks protocol {PROTOCOL_VERSION}, the executor {protocol}"
+        log.warning("executor refused", reason=text)
+        self._send(peer, encode(Refused(text, retry=False)))
 
     def _junk(self, peer: bytes, text: str, now: float) -> None:
         self.num_junk += 1
@@ -122,7 +135,7 @@ class Membership:
         if known is not None:
             self._send(peer, encode(Welcome(known.lane.epoch, self._heartbeat_ms)))
             return
-        refusal = self._refusal(hello, now)
+        refusal = self._name_taken(hello, now)
         if refusal is None:
             try:
                 lane = self._scheduler.attach(hello.name, hello.model, hello.limits)
@@ -156,10 +169,7 @@ class Membership:
         self._quiet_until[name] = now + REFUSAL_LOG_S
         log.warning("executor refused", executor=name, reason=reason)
 
-    def _refusal(self, hello: Hello, now: float) -> Refused | None:
-        if hello.protocol != PROTOCOL_VERSION:
-            text = f"this scheduler speaks protocol {PROTOCOL_VERSION}, the executor {hello.protocol}"
-            return Refused(text, retry=False)
+    def _name_taken(self, hello: Hello, now: float) -> Refused | None:
         for executor in list(self._by_peer.values()):
             if executor.name != hello.name:
                 continue
@@ -213,15 +223,13 @@ class Membership:
 
     # --- failure ---
 
-    def connection_broken(self) -> None:
+    def connection_broken(self, now: float) -> None:
         """Some connection to the executors' socket broke: find out whose at the next wake-ups."""
-        self._probes_left = PROBES_AFTER_DISCONNECT
+        self._probe_until = now + PROBE_S
 
     def check(self, now: float) -> float | None:
         """Lose executors that are gone, silent or late. Returns seconds until the next check is due, or None."""
-        probing = self._probes_left > 0
-        if probing:
-            self._probes_left -= 1
+        probing = now < self._probe_until
         due = [0.01] if probing else []
         for executor in list(self._by_peer.values()):
             if probing and not self._send(executor.peer, encode(Alive(executor.lane.epoch))):
@@ -238,6 +246,7 @@ class Membership:
 
     def lose(self, executor: Executor, now: float, reason: str, guilty: list[int] | None = None) -> None:
         """End an executor's epoch; its sequences wait for another one."""
+        self._scheduler.counters.lanes_lost += 1
         log.warning("executor lost", executor=executor.name, epoch=executor.lane.epoch, reason=reason)
         self._forget(executor)
         self._scheduler.detach(executor.lane, now, guilty=guilty or (), reason=reason)

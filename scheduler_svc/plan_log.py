@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import orjson
+import structlog
 
 from common.wire import Plan, Result
 from scheduler_svc.core import Lane
 
+log = structlog.get_logger()
+
 
 class PlanLog:
-    """Appends to a file; flushed at each line, so that a reader can follow."""
+    """Appends to a file, unbuffered, so that a reader can follow. A full disk ends the log, not the service."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +44,13 @@ class PlanLog:
         )
 
     def _write(self, **fields: object) -> None:
-        self._file.write(orjson.dumps(fields) + b"\n")
+        if self._file.closed:
+            return
+        try:
+            self._file.write(orjson.dumps(fields) + b"\n")
+        except OSError as error:
+            log.error("the plan log cannot be written and is closed", error=str(error))
+            self._file.close()
 
     def close(self) -> None:
         self._file.close()

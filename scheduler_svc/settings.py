@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
-import tempfile
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -13,11 +11,6 @@ from pydantic import Field, field_validator, model_validator
 
 from common.settings import ServiceSettings
 from scheduler_svc.core import SchedulerConfig
-
-
-def default_run_dir() -> Path:
-    """Where the sockets between core and frontends live: one folder a process, below the system's temporary one."""
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gilir-{os.getpid()}"
 
 
 class SchedulerSettings(ServiceSettings):
@@ -32,7 +25,7 @@ class SchedulerSettings(ServiceSettings):
     curve_secret_key: Path | None = Field(None, description="file with this service's CURVE secret key (for tcp)")
     curve_client_keys: Path | None = Field(None, description="folder of the executors' public key files")
     allow_insecure_bind: bool = Field(False, description="let executors dial over a network without CURVE keys")
-    run_dir: Path = Field(default_factory=default_run_dir, description="folder of the frontends' sockets")
+    run_dir: Path | None = Field(None, description="folder of the frontends' socket; none: a fresh private one")
 
     max_num_seqs: int = Field(256, ge=1, le=65535, description="sequences that run on one executor at a time")
     max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one iteration")
@@ -47,7 +40,7 @@ class SchedulerSettings(ServiceSettings):
     heartbeat_timeout_s: float = Field(3.0, gt=0, description="an executor silent for so long is lost")
     iteration_timeout_s: float = Field(60.0, gt=0, description="an executor that takes longer for a plan is lost")
     grace_s: float = Field(8.0, ge=0, description="seconds that running requests get at SIGTERM")
-    max_body_mb: int = Field(32, ge=1, description="largest request body")
+    max_body_mb: int = Field(32, ge=1, le=256, description="largest request body")
     plan_log: Path | None = Field(None, description="write each iteration's membership here, a JSON object a line")
 
     @field_validator("executor_bind")
@@ -58,7 +51,7 @@ class SchedulerSettings(ServiceSettings):
         return value
 
     @model_validator(mode="after")
-    def _keys_beyond_loopback(self) -> SchedulerSettings:
+    def _belong_together(self) -> SchedulerSettings:
         exposed = self.executor_bind.startswith("tcp://") and not _is_loopback(self.executor_bind)
         if exposed and self.curve_secret_key is None and not self.allow_insecure_bind:
             raise ValueError(
@@ -66,6 +59,8 @@ class SchedulerSettings(ServiceSettings):
             )
         if (self.curve_secret_key is None) != (self.curve_client_keys is None):
             raise ValueError("curve-secret-key and curve-client-keys go together")
+        if self.heartbeat_timeout_s * 1000 < 2 * self.heartbeat_ms:
+            raise ValueError("heartbeat-timeout-s must be at least twice heartbeat-ms")
         return self
 
     def scheduler_config(self) -> SchedulerConfig:
@@ -80,10 +75,6 @@ class SchedulerSettings(ServiceSettings):
             max_waiting=self.max_waiting,
             hold_s=self.hold_s,
         )
-
-    @property
-    def frontend_address(self) -> str:
-        return f"ipc://{self.run_dir}/core.sock"
 
 
 def _is_loopback(address: str) -> bool:

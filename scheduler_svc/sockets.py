@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import zmq
@@ -25,11 +27,24 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     return socket
 
 
-def frontend_socket(context: zmq.Context[zmq.Socket[bytes]], settings: SchedulerSettings) -> zmq.Socket[bytes]:
-    """Bind the socket of the frontends, in a folder that only this user enters."""
-    settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+def private_folder(chosen: Path | None) -> Path:
+    """A folder that only this user enters, for the frontends' socket: the chosen one, or a fresh one.
+
+    Raises ValueError when the chosen one is open to others, OSError when it cannot be made.
+    """
+    if chosen is None:
+        return Path(tempfile.mkdtemp(prefix="gilir-"))
+    chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = chosen.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ValueError(f"run-dir {chosen} must belong to this user and be closed to others")
+    return chosen
+
+
+def frontend_socket(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """Bind the socket of the frontends."""
     socket = _router(context)
-    socket.bind(settings.frontend_address)
+    socket.bind(address)
     return socket
 
 

@@ -50,8 +50,8 @@ class _Child:
 class Supervisor:
     """The frontend children. `check` is called by the core's loop; it never blocks."""
 
-    def __init__(self, settings: SchedulerSettings, listener: socket.socket) -> None:
-        self._settings, self._listener = settings, listener
+    def __init__(self, settings: SchedulerSettings, listener: socket.socket, core_address: str) -> None:
+        self._settings, self._listener, self._core_address = settings, listener, core_address
         self._children = [_Child(f"frontend-{i}") for i in range(settings.frontends)]
 
     def start(self, now: float) -> None:
@@ -62,13 +62,19 @@ class Supervisor:
         fd = self._listener.fileno()
         command = [
             *(sys.executable, "-m", "scheduler_svc.frontend"),
-            *("--core", self._settings.frontend_address, "--name", child.name, "--fd", str(fd)),
+            *("--core", self._core_address, "--name", child.name, "--fd", str(fd)),
             *("--grace-s", str(self._settings.grace_s), "--max-body-mb", str(self._settings.max_body_mb)),
             *("--log-format", self._settings.log_format, "--log-level", self._settings.log_level),
         ]
         # A session of its own: Ctrl-C reaches the core alone, which then ends its children in order.
-        child.process = subprocess.Popen(command, pass_fds=[fd], start_new_session=True, preexec_fn=end_with_parent)
         child.started_at = now
+        try:
+            child.process = subprocess.Popen(command, pass_fds=[fd], start_new_session=True, preexec_fn=end_with_parent)
+        except OSError as error:
+            child.failures += 1
+            child.restart_at = now + MAX_BACKOFF_S
+            log.error("frontend could not be started", frontend=child.name, error=str(error))
+            return
         log.info("frontend started", frontend=child.name, pid=child.process.pid)
 
     def check(self, now: float) -> tuple[list[str], float | None]:
@@ -89,14 +95,19 @@ class Supervisor:
                     due = child.restart_at - now if due is None else min(due, child.restart_at - now)
         return dead, due
 
-    def end(self, timeout_s: float) -> None:
-        """Ask all to end, and kill what has not after `timeout_s`."""
-        running = [child.process for child in self._children if child.process is not None]
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        for process in running:
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    def ask_to_end(self) -> None:
+        """SIGTERM to all."""
+        for child in self._children:
+            if child.process is not None:
+                child.process.send_signal(signal.SIGTERM)
+
+    def any_running(self) -> bool:
+        return any(child.process is not None and child.process.poll() is None for child in self._children)
+
+    def kill(self, name: str = "") -> None:
+        """SIGKILL to the frontend of this name; without one, to all that are left, and wait for them."""
+        for child in self._children:
+            if child.process is not None and name in ("", child.name):
+                child.process.kill()
+                if not name:
+                    child.process.wait()

@@ -152,6 +152,8 @@ class Planner:
         lane = self.lane
         if self._better_elsewhere(sequence):
             return WaitReason.POLICY
+        if sequence.is_suspect and any(other.is_suspect for other in lane.running()):
+            return WaitReason.POLICY
         hit = lane.prefix_hit(sequence)
         blocked_by = lane.blocked_by(sequence, hit)
         if blocked_by is not WaitReason.NONE:

@@ -22,6 +22,10 @@ from scheduler_svc.core.reporting import prompt_scores, token_messages
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
 from scheduler_svc.core.waiting_queue import ModelQueue
 
+MAX_MODELS = 64
+MAX_CARD_BYTES = 192 << 20
+"""Tokenizer files of all models together: they travel to a frontend in one message."""
+
 
 class AttachError(Exception):
     """An executor does not fit beside those already attached."""
@@ -30,7 +34,8 @@ class AttachError(Exception):
 class Scheduler:
     """All scheduling state of one scheduler service."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, first_epoch: int = 1) -> None:
+        """`first_epoch` must be above every epoch of an earlier scheduler that executors may still hold."""
         self.config = config
         self.counters = Counters()
         self.lanes: dict[int, Lane] = {}
@@ -48,7 +53,7 @@ class Scheduler:
         self._vacant_since: dict[str, float] = {}
         """Since when a known model has had no lane."""
         self._num_submitted = 0
-        self._last_epoch = 0
+        self._last_epoch = first_epoch - 1
         self._mean_gap_s = 1.0
         """Smoothed seconds between two endings."""
         self._last_ended_at = 0.0
@@ -154,6 +159,7 @@ class Scheduler:
         """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit."""
         for lane in self.lanes_of(model.name):
             self._check_alike(lane, model, limits)
+        self._make_room(model)
         try:
             lane = Lane(self._last_epoch + 1, name, model, limits, self.config)
         except MemoryError:
@@ -168,6 +174,22 @@ class Scheduler:
             self._refit(sequence, model)
         self._end_too_large(model.name)
         return lane
+
+    def _make_room(self, model: ModelCard) -> None:
+        """Forget models that nobody serves or waits for, the longest vacant first, so that the cards stay bounded."""
+        for vacant in list(self._vacant_since):
+            if self._cards_fit(model):
+                return
+            if vacant != model.name and not len(self.queues[vacant]):
+                for table in (self.models, self.queues, self.kv_capacity, self._vacant_since):
+                    del table[vacant]
+        if not self._cards_fit(model):
+            raise AttachError("the models served make too many or too large cards for one more")
+
+    def _cards_fit(self, model: ModelCard) -> bool:
+        cards = {**self.models, model.name: model}.values()
+        size = sum(len(data) for card in cards for data in card.tokenizer_files.values())
+        return len(cards) <= MAX_MODELS and size <= MAX_CARD_BYTES
 
     def _admitting(self, model: str) -> list[Lane]:
         """Lanes that take new sequences."""
@@ -192,6 +214,9 @@ class Scheduler:
             ("vocab_size", mine.vocab_size, other.vocab_size),
             ("max_model_len", mine.max_model_len, other.max_model_len),
             ("eos_ids", sorted(mine.eos_ids), sorted(other.eos_ids)),
+            ("tokenizer", mine.tokenizer_files, other.tokenizer_files),
+            ("chat template", mine.chat_template, other.chat_template),
+            ("sampling default", mine.default_params, other.default_params),
             ("block_size", lane.block_size, limits.block_size),
         ):
             if one != two:
@@ -205,7 +230,11 @@ class Scheduler:
             self._end(sequence, EndReason.FAILED, "the model was replaced by one that cannot hold this request")
 
     def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
-        """Close a lane. Its sequences wait again with their tokens; `guilty` slots end with an error."""
+        """Close a lane. Its sequences wait again with their tokens; `guilty` slots end with an error.
+
+        Who was in a lost iteration gets a strike. From the second on they are suspects, of whom the planner runs one at
+        a time on a lane: the harmless ones clear themselves with their next token, the guilty one ends alone.
+        """
         del self.lanes[lane.epoch]
         flight, lane.in_flight = lane.in_flight, None
         blamed = {lane.occupant[slot] for slot in guilty if slot < lane.seats}
@@ -216,13 +245,13 @@ class Scheduler:
             if sequence.aborted:
                 sequence.state = State.FINISHED
                 continue
-            sequence.strikes += sequence in members
+            if sequence in members:
+                sequence.strike()
             self.queues[sequence.model].add(sequence)
             if sequence in blamed:
                 self._end(sequence, EndReason.FAILED, reason or "the executor refused this sequence")
             elif sequence.strikes >= self.config.max_strikes:
                 self._end(sequence, EndReason.FAILED, f"every executor that ran it failed; last: {reason}")
-        self.counters.lanes_lost += 1
         self._after_detach(lane.model.name, now)
 
     @staticmethod
@@ -306,8 +335,8 @@ class Scheduler:
             counters.inter_token_latency.observe_all(now - lane.last_token_at[decodes])
             lane.last_token_at[decodes] = now
         for sequence, _ in flight.prefills:
-            sequence.strikes = 0
-            lane.last_token_at[sequence.slot] = now
+            if not sequence.num_generated:
+                lane.last_token_at[sequence.slot] = now
 
     def _note_drain_rate(self, count: int, now: float) -> None:
         gap = (now - self._last_ended_at) / count

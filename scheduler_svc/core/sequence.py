@@ -74,6 +74,9 @@ class Sequence:
     first_token: float = -1.0
     num_preemptions: int = 0
     strikes: int = 0
+    """Iterations with it that were lost, one after the other, since its last new token."""
+    struck_at: int = -1
+    """How many tokens it had then."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -81,9 +84,22 @@ class Sequence:
         return (self.priority, self.number)
 
     @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) if self.lane is None else int(self.lane.length[self.slot])
+
+    @property
     def num_generated(self) -> int:
-        length = len(self.tokens) if self.lane is None else int(self.lane.length[self.slot])
-        return length - self.prompt_length
+        return self.num_tokens - self.prompt_length
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what breaks executors: it was in two lost iterations and has had no new token since."""
+        return self.strikes >= 2 and self.num_tokens == self.struck_at
+
+    def strike(self) -> None:
+        """Note that an iteration with it was lost. Only a new token shows that it is harmless."""
+        self.strikes = self.strikes + 1 if self.num_tokens == self.struck_at else 1
+        self.struck_at = self.num_tokens
 
     @property
     def max_length(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -114,6 +115,22 @@ def test_another_protocol_is_refused_for_good_and_says_why(rig: Rig) -> None:
     assert str(PROTOCOL_VERSION) in refused.reason and str(PROTOCOL_VERSION + 1) in refused.reason
 
 
+def test_a_hello_that_cannot_be_read_is_refused_with_both_versions(rig: Rig) -> None:
+    rig.membership.receive(b"p", msgpack.packb([Hello.kind, 99, {"fields": "of another time"}]), 0.0)
+    refused = rig.last(Refused)
+    assert isinstance(refused, Refused) and not refused.retry and "99" in refused.reason
+    assert rig.membership.num_junk == 0
+
+
+def test_models_that_nobody_serves_are_forgotten_before_there_are_too_many(rig: Rig) -> None:
+    for i in range(100):
+        card = ModelCard(f"model-{i}", b"w", 100, 64, (1,), "float32")
+        rig.receive(b"p%d" % i, Hello(PROTOCOL_VERSION, f"e{i}", b"i%d" % i, "cpu", LIMITS, card))
+        executor = rig.membership._by_peer[b"p%d" % i]
+        rig.membership.lose(executor, float(i), "gone")
+    assert len(rig.scheduler.models) <= 64 and "model-99" in rig.scheduler.models
+
+
 def test_a_taken_name_is_refused_while_its_owner_lives_and_free_afterwards(rig: Rig) -> None:
     rig.attach(b"p")
     rig.receive(b"q", hello(incarnation=b"j"))
@@ -152,7 +169,7 @@ def test_a_result_of_an_old_epoch_is_never_credited(rig: Rig) -> None:
     stream = rig.submit()
     old = rig.plan()
     rig.gone.add(b"p")
-    rig.membership.connection_broken()
+    rig.membership.connection_broken(0.0)
     rig.membership.check(now=0.1)
     rig.attach(b"q", incarnation=b"j")
     new = rig.plan()
@@ -248,6 +265,52 @@ def test_a_sequence_whose_plans_always_fail_ends_with_an_error(rig: Rig) -> None
     assert attempt == rig.scheduler.config.max_strikes
 
 
+def test_only_the_poisonous_one_of_many_ends(rig: Rig) -> None:
+    """A plan that reaches its 41st token kills the executor; the first chunks do not. Its mates get their answers."""
+    poison = 77
+    rig.attach(b"0")
+    streams = [rig.submit(max_tokens=3) for _ in range(5)]
+    prompt = np.full(60, poison, np.int32)
+    rig.scheduler.submit(0, Submit(500, 1, "bad", "m", prompt, SamplingParams(max_tokens=3)), 0.0)
+    streams += [rig.submit(max_tokens=3) for _ in range(5)]
+    attached, deaths = b"0", 0
+    resident: dict[int, tuple[bool, int, int]] = {}
+    for step in range(200):
+        if not rig.scheduler.live:
+            break
+        plan = rig.plan(now=float(step))
+        for item in plan.new:
+            resident[item.slot] = (poison in item.tokens.tolist(), item.computed, len(item.tokens))
+        deadly = False
+        rows = [(slot, 1) for slot in plan.decodes.tolist()]
+        ends = len(rows)
+        for slot, chunk in zip(plan.prefills.tolist(), plan.prefill_lengths.tolist(), strict=True):
+            is_poison, computed, length = resident[slot]
+            deadly |= is_poison and computed + chunk > 40
+            resident[slot] = (is_poison, computed + chunk, length)
+            ends += computed + chunk == length
+        if deadly:
+            deaths += 1
+            rig.gone.add(attached)
+            rig.membership.connection_broken(float(step))
+            rig.membership.check(float(step))
+            attached, resident = str(deaths).encode(), {}
+            rig.attach(attached, incarnation=attached)
+            continue
+        lane = next(iter(rig.scheduler.lanes.values()))
+        flight = lane.in_flight
+        assert flight is not None
+        finishing = [s.slot for s, c in flight.prefills if lane.computed[s.slot] + c == lane.length[s.slot]]
+        slots = [*plan.decodes.tolist(), *finishing]
+        finish = [3 if lane.length[s] + 1 >= lane.max_length[s] else 0 for s in slots]
+        outcome = Result(plan.epoch, plan.iteration, np.full(len(slots), 7, np.int32), np.array(finish, np.uint8))
+        rig.receive(attached, outcome, float(step))
+    failed = [e.stream for e in rig.ended() if e.reason == EndReason.FAILED]
+    assert failed == [500]
+    assert all(rig.streamed(stream) == [7, 7, 7] for stream in streams)
+    assert deaths == rig.scheduler.config.max_strikes
+
+
 def test_a_leaving_executor_hands_its_sequences_over_and_is_let_go(rig: Rig) -> None:
     epoch = rig.attach(b"p")
     stream = rig.submit()
@@ -298,9 +361,9 @@ def test_when_no_executor_comes_the_waiting_end_after_the_hold_time(rig: Rig) ->
     stream = rig.submit()
     rig.plan()
     rig.gone.add(b"p")
-    rig.membership.connection_broken()
-    rig.membership.check(now=1.0)
-    assert rig.scheduler.expire(now=5.9) == pytest.approx(6.0)
+    rig.membership.connection_broken(0.0)
+    rig.membership.check(now=0.9)
+    assert rig.scheduler.expire(now=5.8) == pytest.approx(5.9)
     assert rig.ended() == []
     rig.scheduler.expire(now=6.1)
     assert [(e.stream, e.reason) for e in rig.ended()] == [(stream, EndReason.NO_EXECUTOR)]
