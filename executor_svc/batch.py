@@ -16,6 +16,8 @@ from executor_svc.plan_check import NextColumns, PlanError, check_plan
 
 __all__ = ["BatchState", "PlanError", "Work"]
 
+MIN_TEMPERATURE = 1e-5
+"""Below it a row is greedy: the logits divided by it would overflow (vLLM's bound)."""
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
@@ -143,7 +145,7 @@ class BatchState:
 
     def _set_params(self, slot: int, params: SamplingParams) -> None:
         self.params[slot] = params
-        self.temperature[slot] = params.temperature
+        self.temperature[slot] = params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0
         self.top_k[slot] = min(params.top_k, self.vocab_size)
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p

@@ -48,6 +48,9 @@ def serve(settings: ExecutorSettings) -> int:
 def start(settings: ExecutorSettings) -> Link:
     """Everything up to the first Hello. Raises `StartError`, `ModelError`, `WarmUpError`, OSError, ValueError."""
     dialing = settings.dialing()
+    if settings.status_file is not None:
+        # One that a killed predecessor left behind would say "attached" while the model loads.
+        settings.status_file.unlink(missing_ok=True)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = pick_device(settings.device)

@@ -35,10 +35,12 @@ class WarmUpError(Exception):
 
 def warm_up(runner: Runner) -> None:
     """One sequence, then many, then the largest iteration. Leaves the runner empty. Raises `WarmUpError`."""
-    limits = runner.limits
+    limits, longest = runner.limits, runner.state.max_model_len - 2
     for count in sorted({1, 2, min(17, limits.max_num_seqs), limits.max_num_seqs}):
         _prefill_and_decode(runner, count, length=2)
-    _prefill_and_decode(runner, 1, length=limits.max_num_batched_tokens)
+    if longest > 0:
+        count = -(-limits.max_num_batched_tokens // longest)
+        _prefill_and_decode(runner, count, length=limits.max_num_batched_tokens // count)
 
 
 def _prefill_and_decode(runner: Runner, count: int, length: int) -> None:

@@ -253,3 +253,10 @@ def test_any_run_of_good_plans_equals_the_plain_mirror(data: st.DataObject) -> N
         state.advance(work, sampled)
         for slot, token in zip(work.sample_slots.tolist(), sampled.tolist(), strict=True):
             reference.tokens[slot].append(token)
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    state = make_state()
+    new = tuple(new_sequence(slot, [5], [slot], temperature=t) for slot, t in enumerate((1e-40, 9e-6, 1e-5, 1.0)))
+    state.apply(Plan(1, 1, prefills=slots(0, 1, 2, 3), prefill_lengths=ids(1, 1, 1, 1), new=new))
+    assert (state.temperature[:4] > 0).tolist() == [False, False, True, True]
