@@ -38,6 +38,8 @@ def _gauges(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         "gilir_live_sequences": len(scheduler.live),
         "gilir_plan_bytes": membership.last_plan_bytes,
     }
+    for reason, count in scheduler.waiting_by_reason().items():
+        gauges[metric_key("vllm:num_requests_waiting_by_reason", reason=reason.value)] = count
     for lane in scheduler.lanes.values():
         pool, labels = lane.pool, {"model_name": lane.model.name, "engine": lane.name}
         gauges[metric_key("vllm:kv_cache_usage_perc", **labels)] = pool.num_referenced / pool.num_blocks

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import numpy as np
 from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit
 from common.wire.codec import Message
 from scheduler_svc.core.applier import apply_result
+from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.lane import InFlight, Lane
@@ -21,14 +23,6 @@ from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.reporting import prompt_scores, token_messages
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
 from scheduler_svc.core.waiting_queue import ModelQueue
-
-MAX_MODELS = 64
-MAX_CARD_BYTES = 192 << 20
-"""Tokenizer files of all models together: they travel to a frontend in one message."""
-
-
-class AttachError(Exception):
-    """An executor does not fit beside those already attached."""
 
 
 class Scheduler:
@@ -158,7 +152,7 @@ class Scheduler:
     def attach(self, name: str, model: ModelCard, limits: Limits) -> Lane:
         """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit."""
         for lane in self.lanes_of(model.name):
-            self._check_alike(lane, model, limits)
+            check_alike(lane, model, limits)
         self._make_room(model)
         try:
             lane = Lane(self._last_epoch + 1, name, model, limits, self.config)
@@ -178,18 +172,13 @@ class Scheduler:
     def _make_room(self, model: ModelCard) -> None:
         """Forget models that nobody serves or waits for, the longest vacant first, so that the cards stay bounded."""
         for vacant in list(self._vacant_since):
-            if self._cards_fit(model):
+            if cards_fit(self.models, model):
                 return
             if vacant != model.name and not len(self.queues[vacant]):
                 for table in (self.models, self.queues, self.kv_capacity, self._vacant_since):
                     del table[vacant]
-        if not self._cards_fit(model):
+        if not cards_fit(self.models, model):
             raise AttachError("the models served make too many or too large cards for one more")
-
-    def _cards_fit(self, model: ModelCard) -> bool:
-        cards = {**self.models, model.name: model}.values()
-        size = sum(len(data) for card in cards for data in card.tokenizer_files.values())
-        return len(cards) <= MAX_MODELS and size <= MAX_CARD_BYTES
 
     def _admitting(self, model: str) -> list[Lane]:
         """Lanes that take new sequences."""
@@ -205,22 +194,6 @@ class Scheduler:
         for sequence in list(self.queues[model]):
             if sequence.max_length - 1 > self.kv_capacity[model]:
                 self._end(sequence, EndReason.FAILED, "no executor that is left has room for this request")
-
-    @staticmethod
-    def _check_alike(lane: Lane, model: ModelCard, limits: Limits) -> None:
-        mine, other = lane.model, model
-        for field, one, two in (
-            ("weights or dtype (the fingerprint)", mine.fingerprint, other.fingerprint),
-            ("vocab_size", mine.vocab_size, other.vocab_size),
-            ("max_model_len", mine.max_model_len, other.max_model_len),
-            ("eos_ids", sorted(mine.eos_ids), sorted(other.eos_ids)),
-            ("tokenizer", mine.tokenizer_files, other.tokenizer_files),
-            ("chat template", mine.chat_template, other.chat_template),
-            ("sampling default", mine.default_params, other.default_params),
-            ("block_size", lane.block_size, limits.block_size),
-        ):
-            if one != two:
-                raise AttachError(f"model {mine.name!r} is served by {lane.name!r} with another {field}")
 
     def _refit(self, sequence: Sequence, model: ModelCard) -> None:
         """End a waiting sequence that the newly attached model cannot go on with."""
@@ -339,9 +312,11 @@ class Scheduler:
                 lane.last_token_at[sequence.slot] = now
 
     def _note_drain_rate(self, count: int, now: float) -> None:
+        """Endings count only while others wait: an idle service drains nothing."""
         gap = (now - self._last_ended_at) / count
         self._last_ended_at = now
-        self._mean_gap_s += 0.1 * (min(gap, 60.0) - self._mean_gap_s)
+        if any(len(queue) for queue in self.queues.values()):
+            self._mean_gap_s += 0.1 * (min(gap, 60.0) - self._mean_gap_s)
 
     def _end(self, sequence: Sequence, reason: EndReason, message: str = "") -> None:
         """A live sequence is over: free what it holds and tell its frontend."""
@@ -373,6 +348,18 @@ class Scheduler:
         if not self._admitting(sequence.model):
             return WaitReason.PAUSED
         return self.queues[sequence.model].why(sequence)
+
+    def waiting_by_reason(self) -> Counter[WaitReason]:
+        """How many wait for what. Of a queue, the head has its own reason; those behind it wait by policy."""
+        counts: Counter[WaitReason] = Counter()
+        for queue in self.queues.values():
+            head = queue.head()
+            if head is not None:
+                reason = self.why(head)
+                alike = reason in (WaitReason.NO_EXECUTOR, WaitReason.PAUSED)
+                counts[reason] += len(queue) if alike else 1
+                counts[WaitReason.POLICY] += 0 if alike else len(queue) - 1
+        return counts
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless membership, limits and conservation hold (DESIGN section 4)."""

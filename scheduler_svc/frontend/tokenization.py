@@ -25,6 +25,7 @@ from scheduler_svc.frontend.streams import Generation
 router = APIRouter()
 
 MAX_IDS = 1 << 22
+MAX_CHARACTERS = 1 << 22
 
 
 @asynccontextmanager
@@ -53,8 +54,16 @@ async def tokenize(request: Request) -> Response:
             add_special_tokens = fields.boolean("add_special_tokens", True)
         else:
             raise invalid("prompt", "prompt: expected a string, or messages instead")
+        if len(text) > MAX_CHARACTERS:
+            raise invalid("prompt", f"prompt: {len(text)} characters are over the limit of {MAX_CHARACTERS}")
         with_strings = fields.boolean("return_token_strs", False)
-        ids = await run_in_pool(frontend.pool, generation, model.tokenizer.encode, text, add_special_tokens)
+        task = (model, text, add_special_tokens, with_strings)
+        return await run_in_pool(frontend.pool, generation, _tokenized, *task)
+
+
+def _tokenized(model: ServedModel, text: str, add_special_tokens: bool, with_strings: bool) -> Response:
+    """The whole answer, made off the event loop."""
+    ids = model.tokenizer.encode(text, add_special_tokens)
     strings = [model.tokenizer.token_text(token) for token in ids] if with_strings else None
     return _json({"count": len(ids), "max_model_len": model.card.max_model_len, "tokens": ids, "token_strs": strings})
 

@@ -199,6 +199,7 @@ def test_mistakes_in_tokenization(service: Service) -> None:
     for path, body, param in (
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": "x" * ((1 << 22) + 1)}, "prompt"),
         ("/tokenize", {"prompt": "x", "add_special_tokens": 1}, "add_special_tokens"),
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
         ("/detokenize", {}, "tokens"),
