@@ -51,6 +51,7 @@ _MUST_BE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _OF_NO_EFFECT = frozenset(
     (
         "_attn_implementation_autoset",
+        "_model_name_or_path",
         "_name_or_path",
         "_sliding_window_pattern",
         "architectures",
@@ -92,6 +93,7 @@ _OF_NO_EFFECT = frozenset(
         "transformers_version",
         "unsloth_fixed",
         "unsloth_version",
+        "unk_token_id",
         "use_cache",
         "use_sliding_window",
     )
