@@ -1,0 +1,287 @@
+"""Faults that systems of this kind have had, with the right behaviour; the numbers are those of the list of cases."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from common.wire import EndReason
+from scheduler_svc.core import LaneError, State, WaitReason
+from tests.core.model_executor import card
+from tests.core.world import Stream, World
+
+
+def served(stream: Stream) -> bool:
+    return stream.ended is not None and stream.ended.reason in (EndReason.EOS, EndReason.LENGTH)
+
+
+def refused(stream: Stream) -> bool:
+    return stream.ended is not None and stream.ended.reason == EndReason.REJECTED
+
+
+# C02
+
+
+def test_a_result_twice_or_of_another_iteration_is_an_error_and_changes_nothing() -> None:
+    world = World()
+    lane = world.attach()
+    (stream,) = world.submit(6, 5, ignore_eos=True)
+    world.turn()
+    result = world.out[lane.epoch].result
+    world.deliver(lane)
+    with pytest.raises(LaneError):
+        world.scheduler.apply(lane, result, world.now)
+    world.run()
+    assert served(stream)
+    world.check_idle()
+
+
+def test_aborts_are_idempotent_and_late_tokens_are_dropped() -> None:
+    world = World()
+    lane = world.attach()
+    (leaver,), (stayer,) = world.submit(6, 20, ignore_eos=True), world.submit(7, 20, ignore_eos=True)
+    world.turn()
+    world.abort(leaver)
+    world.abort(leaver)
+    world.scheduler.abort(0, [12345])
+    world.deliver(lane)
+    assert leaver.tokens == [] and len(stayer.tokens) == 1
+    world.run()
+    world.check_idle()
+
+
+# C04
+
+
+def test_what_can_never_fit_is_refused_and_the_largest_that_fits_is_served() -> None:
+    world = World()
+    world.attach(blocks=8, block_size=16, budget=256, model=card(max_len=512))
+    (too_long,), (too_much,) = world.submit(200, 4), world.submit(100, 100)
+    assert refused(too_long) and refused(too_much)
+    (largest,), (small,) = world.submit(128, 1), world.submit(5, 3)
+    world.run()
+    assert served(largest) and served(small)
+    branches = world.submit(100, 29, n=4, ignore_eos=True)
+    (small,) = world.submit(5, 3)
+    world.run()
+    assert served(small) and all(served(branch) for branch in branches)
+    world.check_idle()
+
+
+def test_five_that_each_fill_the_pool_finish_one_by_one() -> None:
+    world = World()
+    world.attach(blocks=8, block_size=16, budget=256, model=card(max_len=512))
+    giants = [world.submit(118, 10, ignore_eos=True)[0] for _ in range(5)]
+    world.run()
+    assert all(served(giant) for giant in giants)
+    assert world.scheduler.counters.preemptions == 0
+    world.check_idle()
+
+
+# C05, C06
+
+
+def test_two_hundred_rounds_of_aborts_at_every_stage_leave_nothing() -> None:
+    chance = random.Random(6)
+    world = World(max_num_batched_tokens=16)
+    lane = world.attach(blocks=24, seats=2, budget=16)
+    for _ in range(200):
+        streams = [
+            stream
+            for _ in range(chance.randint(1, 3))
+            for stream in world.submit(chance.randint(1, 40), chance.randint(1, 6), n=chance.choice((1, 1, 4)))
+        ]
+        for _ in range(chance.randint(0, 12)):
+            if not world.turn():
+                break
+            if chance.random() < 0.4:
+                world.abort(*chance.sample(streams, chance.randint(1, len(streams))))
+            if lane.epoch in world.out:
+                world.deliver(lane)
+        world.abort(*[stream for stream in streams if stream.ended is None])
+        assert not world.scheduler.live
+        assert world.scheduler.plan(lane, world.now) is None, "a plan for nobody"
+        world.check_idle()
+
+
+# C07
+
+
+def test_preempted_sequences_are_recomputed_and_say_the_same() -> None:
+    world = World()
+    world.attach(blocks=18, seats=6)
+    streams = [world.submit(8, 24, ignore_eos=True)[0] for _ in range(6)]
+    world.run()
+    assert world.scheduler.counters.preemptions >= 2
+    assert all(len(stream.tokens) == 24 for stream in streams)
+    world.check_idle()
+
+
+# C13
+
+
+def test_a_prefix_is_shared_only_after_the_iteration_that_wrote_it_is_back() -> None:
+    world = World()
+    lane = world.attach()
+    prompt = [3 + i % 30 for i in range(14)]
+    burst = [world.submit(prompt, 2)[0] for _ in range(8)]
+    world.turn()
+    assert all(item.computed == 0 for item in world.plans[-1].new)
+    world.deliver(lane)
+    world.run()
+    (later,) = world.submit(prompt, 2)
+    world.run()
+    assert later.ended is not None and later.ended.cached_tokens == 12
+    assert all(served(stream) for stream in burst)
+
+
+def test_a_lost_iteration_publishes_nothing() -> None:
+    world = World()
+    prompt = [3 + i % 30 for i in range(14)]
+    lane = world.attach()
+    world.submit(prompt, 2)
+    world.turn()
+    world.lose(lane)
+    world.attach()
+    world.turn()
+    assert world.plans[-1].new[0].computed == 0
+    world.run()
+
+
+# C17
+
+
+def test_a_long_prompt_never_stops_a_stream_and_a_newcomer_is_quick() -> None:
+    world = World(max_num_batched_tokens=64)
+    lane = world.attach(blocks=4096, block_size=16, seats=64, budget=64, model=card(max_len=8192))
+    (victim,) = world.submit(4, 600, ignore_eos=True)
+    world.iterate()
+    longs = [world.submit(4096, 1)[0] for _ in range(9)]
+    for _ in range(10):
+        world.iterate()
+    (newcomer,) = world.submit(5, 1)
+    for _ in range(4):
+        world.iterate()
+    assert newcomer.ended is not None, "the newcomer waits behind the long prompts"
+    # One token an iteration, whatever is prefilled beside it.
+    assert len(victim.tokens) == 15
+    assert all(len(plan.decodes) + int(plan.prefill_lengths.sum()) <= 64 for plan in world.plans)
+    needed = 0
+    while longs[0].ended is None:
+        world.iterate()
+        needed += 1
+    assert 14 + needed <= -(-4096 // 63) + 4, "the first long prompt is slowed down"
+    assert lane.num_running >= 1
+
+
+# C18
+
+
+def test_a_higher_class_starts_at_once_and_the_last_of_the_lowest_goes() -> None:
+    world = World()
+    lane = world.attach(seats=2)
+    first, second = (world.submit(6, 30, priority=5, ignore_eos=True)[0] for _ in range(2))
+    for _ in range(3):
+        world.iterate()
+    (high,) = world.submit(6, 4, priority=0, ignore_eos=True)
+    world.turn()
+    assert set(world.members(lane)) == {first.number, high.number}
+    assert world.sequence(second).state is State.WAITING
+    world.deliver(lane)
+    world.run()
+    world.check_idle()
+
+
+def test_equal_classes_do_not_take_turns_in_preempting_each_other() -> None:
+    world = World()
+    world.attach(blocks=15, seats=4)
+    for _ in range(30):
+        world.submit(8, 30, ignore_eos=True)
+    generated = 0
+    for _ in range(1000):
+        if not world.iterate():
+            break
+        assert world.scheduler.counters.generation_tokens > generated, "an iteration without a token"
+        generated = world.scheduler.counters.generation_tokens
+    assert world.scheduler.counters.preemptions <= 3 * 30
+    world.check_idle()
+
+
+def test_the_preempted_resumes_before_a_newcomer_of_its_class() -> None:
+    world = World()
+    world.attach(blocks=9, seats=4)
+    elder, younger = (world.submit(8, 24, ignore_eos=True)[0] for _ in range(2))
+    while world.scheduler.counters.preemptions == 0:
+        assert world.iterate()
+    assert world.sequence(younger).state is State.WAITING
+    (newcomer,) = world.submit(4, 2, ignore_eos=True)
+    while world.sequence(younger).state is State.WAITING:
+        assert not newcomer.tokens, "the newcomer overtook the preempted one"
+        assert world.iterate()
+    world.run()
+    assert served(elder) and served(younger) and served(newcomer)
+
+
+# C19
+
+
+def test_a_cold_request_is_not_passed_for_ever_by_cached_ones() -> None:
+    world = World()
+    world.attach(blocks=40, seats=4)
+    hot = [5 + i % 20 for i in range(20)]
+    for _ in range(4):
+        world.submit(hot, 4, ignore_eos=True)
+    (cold,) = world.submit(30, 4, ignore_eos=True)
+    iterations = 0
+    while not cold.tokens:
+        world.submit(hot, 4, ignore_eos=True)
+        world.iterate()
+        iterations += 1
+    assert iterations <= 8, "first come, first served, within a class"
+
+
+# C20, C29
+
+
+def test_blocks_of_an_aborted_sequence_are_not_given_away_while_its_iteration_is_out() -> None:
+    world = World()
+    lane = world.attach(blocks=6, seats=4)
+    (holder,) = world.submit(20, 3)
+    world.turn()
+    world.abort(holder)
+    (next_one,) = world.submit(20, 3)
+    world.check_fence(lane)
+    assert world.scheduler.why(world.sequence(next_one)) is not WaitReason.NONE
+    world.deliver(lane)
+    world.run()
+    assert served(next_one)
+    world.check_idle()
+
+
+def test_a_lost_lane_costs_no_token_and_nothing_is_planned_for_it() -> None:
+    world = World()
+    one, other = world.attach(), world.attach()
+    streams = [world.submit(6, 12, ignore_eos=True)[0] for _ in range(8)]
+    for _ in range(4):
+        world.iterate()
+    assert one.num_running == other.num_running == 4
+    world.turn()
+    world.lose(one)
+    world.run()
+    assert all(len(stream.tokens) == 12 for stream in streams)
+    world.check_idle()
+
+
+def test_a_seat_is_taken_in_the_very_next_plan() -> None:
+    world = World()
+    lane = world.attach(seats=4)
+    lengths = (6, 4, 2, 5, 3, 3, 2)
+    streams = [world.submit(3, length, ignore_eos=True)[0] for length in lengths]
+    names = {stream.number: "ABCDEFG"[i] for i, stream in enumerate(streams)}
+    table = []
+    while world.turn():
+        table.append("".join(sorted(names[number] for number in world.members(lane))))
+        world.deliver(lane)
+    assert table == ["ABCD", "ABCD", "ABDE", "ABDE", "ADEF", "AFG", "FG"]
+    assert [sum(name in row for row in table) for name in "ABCDEFG"] == list(lengths)
