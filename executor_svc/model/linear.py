@@ -67,7 +67,7 @@ def tiled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 def choose_tiling(weight: torch.Tensor, bias: torch.Tensor | None) -> RowTiling:
     """The widest tiling that the library promises, or is known, to keep rows apart in; tried once, lest it does not."""
-    if weight.dtype == torch.float32 and torch.backends.mkl.is_available() and strict_mode():
+    if weight.dtype == torch.float32 and torch.backends.mkl.is_available() and strict_mode():  # type: ignore[no-untyped-call]
         if _keeps_rows_apart(weight, bias, (2, 3, 7, 16, 31, 32, 33, 48, 64, _PROBE_ROWS)):
             return RowTiling.WHOLE
     elif weight.dtype == torch.bfloat16 and _keeps_rows_apart(weight, bias, (2, 3, 7, 16, 31, 32)):
