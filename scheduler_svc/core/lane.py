@@ -90,6 +90,7 @@ class Lane:
         self.owner = np.zeros(self.seats, np.int32)
         self.stream = np.zeros(self.seats, np.uint32)
         self.last_token_at = np.zeros(self.seats, np.float64)
+        """See `Sequence.last_token_at`."""
         self.generation = np.zeros(self.seats, np.uint32)
         self.occupant: list[Sequence | None] = [None] * self.seats
         self.free_slots = list(range(self.seats - 1, -1, -1))
@@ -159,6 +160,7 @@ class Lane:
         self.computed[slot] = len(hit) * self.block_size
         self.max_length[slot] = min(sequence.max_length, self.model.max_model_len)
         self.owner[slot], self.stream[slot] = sequence.owner, sequence.stream
+        self.last_token_at[slot] = sequence.last_token_at
         self.prefilling.append(sequence)
         self.changes.new.append(
             NewSequence(
@@ -199,6 +201,7 @@ class Lane:
         assert self.in_flight is None and self.occupant[slot] is sequence
         self.publish(sequence)
         sequence.tokens = self.tokens[slot, : self.length[slot]].copy()
+        sequence.last_token_at = float(self.last_token_at[slot])
         self.pool.release(self.table(slot))
         self.leave_slot(sequence)
         self.free_slots.append(slot)

@@ -14,7 +14,7 @@ import numpy as np
 
 from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit
 from common.wire.codec import Message
-from scheduler_svc.core.applier import apply_result
+from scheduler_svc.core.applier import Applied, apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
@@ -89,8 +89,8 @@ class Scheduler:
 
     def _refusal(self, owner: int, request: Submit, now: float) -> Ended | None:
         """The answer to a request that cannot be accepted."""
-        queue, lanes = self.queues.get(request.model), self.lanes_of(request.model)
-        if queue is None or (not lanes and now - self._vacant_since[request.model] >= self.config.hold_s):
+        queue = self.queues.get(request.model)
+        if queue is None or not self.is_offered(request.model, now):
             return Ended(0, EndReason.NO_EXECUTOR, message=f"no executor serves the model {request.model!r}")
         if any((owner, request.first_stream + i) in self.live for i in range(request.n)):
             return Ended(0, EndReason.REJECTED, message="the stream number is in use")
@@ -179,6 +179,10 @@ class Scheduler:
                     del table[vacant]
         if not cards_fit(self.models, model):
             raise AttachError("the models served make too many or too large cards for one more")
+
+    def is_offered(self, model: str, now: float) -> bool:
+        """Whether requests for a known model are accepted: it has a lane, or had one within the hold time."""
+        return model not in self._vacant_since or now - self._vacant_since[model] < self.config.hold_s
 
     def _admitting(self, model: str) -> list[Lane]:
         """Lanes that take new sequences."""
@@ -283,11 +287,10 @@ class Scheduler:
         """Take an iteration's outcome. Raises `LaneError` when it cannot be one; then `detach` the lane."""
         flight, applied = apply_result(lane, result, now)
         for sequence in applied.first_tokens:
-            sequence.first_token = now
             sequence.fingerprint = lane.model.fingerprint
             self.counters.time_to_first_token.observe(now - sequence.arrived)
             self.counters.prompt_tokens += sequence.prompt_length
-        self._count(lane, flight, len(applied.slots), now)
+        self._count(lane, flight, applied, now)
         self.outbox.extend(token_messages(lane, result, applied))
         self.outbox.extend(prompt_scores(lane, result))
         for sequence, code in applied.finished:
@@ -299,17 +302,14 @@ class Scheduler:
         if applied.finished:
             self._note_drain_rate(len(applied.finished), now)
 
-    def _count(self, lane: Lane, flight: InFlight, num_tokens: int, now: float) -> None:
-        counters, decodes = self.counters, flight.decodes
+    def _count(self, lane: Lane, flight: InFlight, applied: Applied, now: float) -> None:
+        counters = self.counters
         counters.iterations += 1
-        counters.generation_tokens += num_tokens
+        counters.generation_tokens += len(applied.slots)
         counters.iteration_tokens.observe(flight.num_tokens)
-        if len(decodes):
-            counters.inter_token_latency.observe_all(now - lane.last_token_at[decodes])
-            lane.last_token_at[decodes] = now
-        for sequence, _ in flight.prefills:
-            if not sequence.num_generated:
-                lane.last_token_at[sequence.slot] = now
+        before = lane.last_token_at[applied.slots]
+        counters.inter_token_latency.observe_all(now - before[before >= 0])
+        lane.last_token_at[applied.slots] = now
 
     def _note_drain_rate(self, count: int, now: float) -> None:
         """Endings count only while others wait: an idle service drains nothing."""

@@ -71,7 +71,8 @@ class Sequence:
     cached_tokens: int = -1
     """Prompt tokens found in the prefix cache at its first admission; -1 before."""
     admitted: float = -1.0
-    first_token: float = -1.0
+    last_token_at: float = -1.0
+    """When its newest token came; -1 before the first."""
     num_preemptions: int = 0
     strikes: int = 0
     """Iterations with it that were lost, one after the other, since its last new token."""

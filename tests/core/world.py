@@ -320,6 +320,8 @@ class World:
         if all(too_large) or too_large.index(False) > MAX_SET_ASIDE:
             return
         head = waiting[too_large.index(False)]
+        if head.is_suspect and any(sequence.is_suspect for sequence in lane.running()):
+            return
         hit = lane.prefix_hit(head)
         length = len(head.tokens) + (head.params.max_tokens > head.num_generated + 1)
         needed = -(-length // lane.block_size) - len(hit)
