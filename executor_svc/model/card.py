@@ -11,7 +11,7 @@ from common.wire import ModelCard
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.errors import ModelError
 from executor_svc.model.fields import Fields, read_json
-from executor_svc.model.tokenizer_files import read_tokenizer_files, token_id
+from executor_svc.model.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 _MAX_TEMPLATE = 1 << 20
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -40,7 +40,7 @@ def build_card(folder: Path, config: ModelConfig, fingerprint: bytes, name: str)
         dtype=config.dtype_name,
         chat_template=chat_template(folder),
         default_params=default_params(generation, str(generation_file)),
-        tokenizer_files=files,
+        tokenizer_files=files.contents,
     )
     log.info(
         "model card",
@@ -55,9 +55,7 @@ def build_card(folder: Path, config: ModelConfig, fingerprint: bytes, name: str)
     return card
 
 
-def eos_ids(
-    folder: Path, vocab_size: int, generation: dict[str, Any], tokenizer_files: dict[str, bytes]
-) -> tuple[int, ...]:
+def eos_ids(folder: Path, vocab_size: int, generation: dict[str, Any], tokenizer: TokenizerFiles) -> tuple[int, ...]:
     """Every token that ends a text: the union of `eos_token_id` in config.json and generation_config.json and of the
     tokenizer's `eos_token`. Ids that the model cannot sample are left out."""
     found: set[int] = set()
@@ -70,7 +68,7 @@ def eos_ids(
         if any(type(v) is not int for v in values):
             raise ModelError(f"{where}: eos_token_id: expected an integer or a list of them, got {value!r}")
         found.update(values)
-    from_tokenizer = token_id("eos_token", tokenizer_files)
+    from_tokenizer = tokenizer.token_id("eos_token")
     if from_tokenizer is not None:
         found.add(from_tokenizer)
     beyond = sorted(i for i in found if not 0 <= i < vocab_size)

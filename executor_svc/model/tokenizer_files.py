@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +15,51 @@ _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _MAX_BYTES = 128 << 20
 
 
-def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """tokenizer.json, and tokenizer_config.json and special_tokens_map.json where they are.
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """tokenizer.json, and tokenizer_config.json and special_tokens_map.json where they are."""
 
-    A folder with only a sentencepiece model has it converted, which needs `transformers`. Raises `ModelError`.
-    """
-    files = {}
-    for name in (TOKENIZER, *_BESIDE):
-        path = folder / name
-        if path.is_file():
-            files[name] = _read(path)
-    if TOKENIZER not in files:
-        files[TOKENIZER] = _convert(folder)
-    if len(files[TOKENIZER]) > _MAX_BYTES:
-        raise ModelError(f"{folder / TOKENIZER}: {len(files[TOKENIZER])} bytes; at most {_MAX_BYTES}")
-    for name, data in files.items():
-        _parse(folder / name, data)
-    return files
+    contents: dict[str, bytes]
+    parsed: dict[str, dict[str, Any]]
+
+    def token_id(self, role: str) -> int | None:
+        """The id of a special token, such as `eos_token`; None when the files name none, or one that is unknown.
+
+        Its text stands in tokenizer_config.json or special_tokens_map.json, its id in tokenizer.json.
+        """
+        text = None
+        for name in _BESIDE:
+            value = self.parsed.get(name, {}).get(role)
+            text = text or (value.get("content") if isinstance(value, dict) else value)
+        if not isinstance(text, str):
+            return None
+        try:
+            return _find(self.parsed[TOKENIZER], text)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ModelError(f"{TOKENIZER}: malformed added_tokens or vocab: {error!r}") from error
 
 
-def token_id(role: str, files: dict[str, bytes]) -> int | None:
-    """The id of a special token, such as `eos_token`, by its text in tokenizer_config.json or special_tokens_map.json.
-
-    None when the files do not name one, or the tokenizer does not know it.
-    """
-    text = None
-    for name in _BESIDE:
-        value = json.loads(files[name]).get(role) if name in files else None
-        text = text or (value.get("content") if isinstance(value, dict) else value)
-    if not isinstance(text, str):
-        return None
-    tokenizer = json.loads(files[TOKENIZER])
+def _find(tokenizer: dict[str, Any], text: str) -> int | None:
     for token in tokenizer.get("added_tokens") or ():
-        if token.get("content") == text:
+        if token["content"] == text:
             return int(token["id"])
     vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
     if isinstance(vocabulary, dict):
         return vocabulary.get(text)
     return next((index for index, piece in enumerate(vocabulary) if piece[0] == text), None)
+
+
+def read_tokenizer_files(folder: Path) -> TokenizerFiles:
+    """Read and parse them. A folder with only a sentencepiece model has it converted, which needs `transformers`.
+
+    Raises `ModelError`.
+    """
+    contents = {name: _read(folder / name) for name in (TOKENIZER, *_BESIDE) if (folder / name).is_file()}
+    if TOKENIZER not in contents:
+        contents[TOKENIZER] = _convert(folder)
+    if len(contents[TOKENIZER]) > _MAX_BYTES:
+        raise ModelError(f"{folder / TOKENIZER}: {len(contents[TOKENIZER])} bytes; at most {_MAX_BYTES}")
+    return TokenizerFiles(contents, {name: _parse(folder / name, data) for name, data in contents.items()})
 
 
 def _read(path: Path) -> bytes:

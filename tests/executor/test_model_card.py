@@ -176,6 +176,17 @@ class TestTokenizerFiles:
             with pytest.raises(ModelError, match=name):
                 read_card(folder)
 
+    def test_malformed_inside(self, folder: Path) -> None:
+        edit_json(folder / "tokenizer.json", {"added_tokens": [1]})
+        with pytest.raises(ModelError, match=r"tokenizer\.json: malformed added_tokens"):
+            read_card(folder)
+
+    def test_a_unigram_vocabulary(self, folder: Path) -> None:
+        edit_json(folder / "config.json", {"eos_token_id": None})
+        unigram = {"type": "Unigram", "vocab": [["<unk>", 0.0], ["a", -1.0], ["</s>", 0.0]]}
+        edit_json(folder / "tokenizer.json", {"added_tokens": [], "model": unigram})
+        assert read_card(folder).eos_ids == (2,)
+
     def test_sentencepiece_is_converted(self, folder: Path, tmp_path: Path) -> None:
         model = self._only_sentencepiece(folder, tmp_path)
         tokenizer = Tokenizer.from_str(read_card(folder).tokenizer_files["tokenizer.json"].decode())
