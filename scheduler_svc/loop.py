@@ -71,6 +71,7 @@ class CoreLoop:
             plan_log=self._plan_log,
         )
         self._supervisor = Supervisor(settings, listener, address)
+        self._announced: list[str] = []
         self._peers: list[bytes] = []
         """Frontends by their number in the core."""
         self._next_beat = self._next_check = 0.0
@@ -164,12 +165,13 @@ class CoreLoop:
             for name in dead:
                 self._lose_frontend(name.encode())
         expiry = self._scheduler.expire(now)
+        offered = self._offered(now)
         # The executors first: they compute while the frontends are told.
         self._membership.plan_idle_lanes(now)
         self._flush()
-        if self._membership.models_changed:
+        if self._membership.models_changed or offered != self._announced:
             self._membership.models_changed = False
-            self._announce_models()
+            self._announce_models(now)
             self._next_beat = now
         if now >= self._next_beat:
             self._check_when_idle(now)
@@ -213,7 +215,7 @@ class CoreLoop:
         match message:
             case FrontendHello():
                 self._scheduler.abort_owner(owner)
-                self._send_frontend(owner, encode(self._serving()))
+                self._send_frontend(owner, encode(self._serving(now)))
                 self._send_frontend(owner, encode(self._stats(now)))
             case Submit() if self._stopping_since is not None:
                 self._scheduler.refuse(owner, message, Ended(0, EndReason.SHUTDOWN, message="the service is stopping"))
@@ -253,12 +255,18 @@ class CoreLoop:
             if error.errno == zmq.EAGAIN:
                 self._supervisor.kill(self._peers[owner].decode(errors="replace"))
 
-    def _serving(self) -> Serving:
-        models, capacity = self._scheduler.models, self._scheduler.kv_capacity
-        return Serving(tuple(models.values()), tuple(capacity[name] for name in models))
+    def _offered(self, now: float) -> list[str]:
+        """Names of the models that can be asked for."""
+        return [name for name in self._scheduler.models if self._scheduler.is_offered(name, now)]
 
-    def _announce_models(self) -> None:
-        data = encode(self._serving())
+    def _serving(self, now: float) -> Serving:
+        models, capacity = self._scheduler.models, self._scheduler.kv_capacity
+        names = self._offered(now)
+        return Serving(tuple(models[name] for name in names), tuple(capacity[name] for name in names))
+
+    def _announce_models(self, now: float) -> None:
+        self._announced = self._offered(now)
+        data = encode(self._serving(now))
         for owner in range(len(self._peers)):
             self._send_frontend(owner, data)
 

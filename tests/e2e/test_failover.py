@@ -107,6 +107,7 @@ def test_without_a_replacement_everything_ends_plainly_and_service_comes_back(st
         assert answer.status_code == 503 and "no executor" in answer.json()["error"]["message"]
         last = stream.result(30)[-1]
         assert "no executor" in last["error"]["message"]
+    stack.until(lambda: not stack.client.get("/v1/models").json()["data"], "the model to be listed no more")
     refused = stack.complete([5, 6], 5)
     assert refused.status_code == 503 and refused.elapsed.total_seconds() < 1
     stack.fake("again")

@@ -11,6 +11,9 @@ import pytest
 from fake_core import Answer
 from frontend_service import BYTE_LEVEL, Service, error_of
 
+from scheduler_svc.frontend.body import parse_fields
+from scheduler_svc.frontend.errors import ApiError
+
 MEGABYTE = 1 << 20
 
 
@@ -63,7 +66,8 @@ def test_large_bodies(busy_service: Service) -> None:
         ("/v1/chat/completions", body(messages=turns)),
     ):
         assert error_of(service.raw(path, content), 400)["code"] == "context_length_exceeded"
-    assert error_of(service.raw("/v1/completions", b'{"prompt": ' + b"[" * (10 * MEGABYTE)), 400)
+    assert error_of(service.raw("/v1/completions", b'{"prompt": ' + b"[" * 100_000), 400)
+    assert error_of(service.raw("/v1/completions", b'{"prompt": ' + b"[" * (10 * MEGABYTE)), 413)
     assert error_of(service.raw("/v1/completions", body(prompt=[5] * (3 * MEGABYTE))), 413)
     assert all(len(request.prompt) < 10 for request in service.core.requests[before:])
 
@@ -93,3 +97,11 @@ def test_a_long_prompt_that_fits_is_tokenized_in_a_thread(service: Service) -> N
     service.complete(prompt=text, max_tokens=1)
     service.complete(prompt=[text, text, text], max_tokens=1)
     assert [request.prompt.tolist() for request in service.core.requests] == [ids] * 4
+
+
+def test_a_body_of_many_brackets_is_refused_before_it_is_parsed() -> None:
+    nested = b"[" * 500 + b"]" * 500
+    body = b'{"prompt":"a","x":[' + b",".join([nested] * 600) + b"]}"
+    with pytest.raises(ApiError) as caught:
+        parse_fields(body)
+    assert caught.value.status == 413
