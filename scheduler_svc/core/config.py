@@ -17,7 +17,7 @@ class SchedulerConfig:
     """Most prompt tokens of one sequence in one iteration; 0: the token budget alone bounds it."""
     long_prefill_threshold: int = 0
     """Prompts with more tokens than this are *long*: one at a time is prefilled, and short ones pass it. 0: a quarter
-    of the token budget."""
+    of the smallest token budget among the lanes."""
     watermark: float = 0.01
     """Share of a lane's KV blocks that an admission leaves free for the decodes already running."""
     prefix_caching: bool = True
@@ -28,5 +28,5 @@ class SchedulerConfig:
     max_strikes: int = 4
     """A sequence whose plans were lost this often, without progress in between, ends with an error."""
 
-    def long_threshold(self) -> int:
-        return self.long_prefill_threshold or max(1, self.max_num_batched_tokens // 4)
+    def long_threshold(self, token_budget: int) -> int:
+        return self.long_prefill_threshold or max(1, token_budget // 4)

@@ -97,11 +97,11 @@ class Planner:
     def _left(self, longs: list[Sequence]) -> int:
         """Tokens that short prefills may still take. The first long one is sure of half of what decodes leave.
 
-        So neither waits for more than the other's current work; of an odd token they have turns.
+        So neither waits for more than the other's current work.
         """
         lane = self.lane
         budget = lane.token_budget - len(lane.decoding)
-        kept = min(self._chunk(longs[0]), (budget + lane.iteration % 2) // 2) if longs else 0
+        kept = min(self._chunk(longs[0]), budget - budget // 2) if longs else 0
         return budget - kept - self.num_chunk_tokens
 
     def _chunk(self, sequence: Sequence) -> int:

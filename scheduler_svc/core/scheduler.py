@@ -163,7 +163,8 @@ class Scheduler:
         self.models[model.name] = model
         self._measure_capacity(model.name)
         self._vacant_since.pop(model.name, None)
-        queue = self.queues.setdefault(model.name, ModelQueue(self.config.long_threshold()))
+        queue = self.queues.setdefault(model.name, ModelQueue())
+        queue.long_threshold = self.config.long_threshold(min(o.token_budget for o in self.lanes_of(model.name)))
         for sequence in list(queue):
             self._refit(sequence, model)
         self._end_too_large(model.name)

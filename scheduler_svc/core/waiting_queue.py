@@ -54,8 +54,9 @@ class WaitingQueue:
 class ModelQueue:
     """The waiting sequences of one model: long prompts apart, so that short ones can pass a long prefill."""
 
-    def __init__(self, long_threshold: int) -> None:
-        self._long_threshold = long_threshold
+    def __init__(self) -> None:
+        self.long_threshold = 0
+        """Sequences that enter with more tokens are long."""
         self.short, self.long = WaitingQueue(), WaitingQueue()
         self.num_new = 0
         """Those among them that never ran."""
@@ -73,7 +74,7 @@ class ModelQueue:
     def add(self, sequence: Sequence) -> None:
         self.last_ticket += 1
         sequence.ticket = self.last_ticket
-        sequence.is_long = len(sequence.tokens) > self._long_threshold
+        sequence.is_long = len(sequence.tokens) > self.long_threshold
         self.put_back(sequence)
 
     def put_back(self, sequence: Sequence) -> None:

@@ -260,5 +260,5 @@ def snapshot(lane: Lane) -> tuple[object, ...]:
 TestCalm = CalmMachine.TestCase
 TestStormy = StormyMachine.TestCase
 TestCalm.settings = TestStormy.settings = settings(
-    max_examples=20_000 if NIGHTLY else 200, stateful_step_count=80 if NIGHTLY else 40, deadline=None
+    max_examples=20_000 if NIGHTLY else 150, stateful_step_count=80 if NIGHTLY else 40, deadline=None
 )

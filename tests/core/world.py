@@ -30,7 +30,7 @@ from tests.core.model_executor import ModelExecutor, card, solo_answer
 SERVED = (EndReason.EOS, EndReason.STOP_TOKEN, EndReason.LENGTH)
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class Stream:
     """What a client has seen of one stream."""
 

@@ -1,0 +1,452 @@
+"""Several lanes: one queue for all, balance, small and large ones, loss, drain, replacement, and waiting for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.wire import EndReason, Limits, ModelCard
+from scheduler_svc.core import AttachError, Lane, Sequence, State, WaitReason
+from tests.core.model_executor import card
+from tests.core.world import Stream, World
+
+
+def reason(stream: Stream) -> EndReason | None:
+    return None if stream.ended is None else EndReason(stream.ended.reason)
+
+
+def whole(*streams: Stream) -> bool:
+    return all(stream.ended is not None and stream.tokens == stream.expected for stream in streams)
+
+
+def long_answers(world: World, count: int, **params: object) -> list[Stream]:
+    return [world.submit(5, 20, ignore_eos=True, **params)[0] for _ in range(count)]
+
+
+# --- balance ---
+
+
+def test_a_burst_is_shared_evenly_in_one_turn() -> None:
+    world = World()
+    lanes = [world.attach() for _ in range(3)]
+    streams = long_answers(world, 8)
+    world.turn()
+    assert [lane.num_running for lane in lanes] == [3, 3, 2]
+    world.run()
+    assert whole(*streams)
+
+
+def test_a_newcomer_goes_to_the_emptier_lane() -> None:
+    world = World()
+    one, other = world.attach(), world.attach()
+    streams = long_answers(world, 6)
+    world.iterate()
+    world.abort(*[s for s in streams if world.sequence(s).lane is other])
+    assert (one.num_running, other.num_running) == (3, 0)
+    for expected in (1, 2, 3):
+        long_answers(world, 1)
+        world.turn()
+        assert (one.num_running, other.num_running) == (3, expected)
+        world.deliver(one)
+        world.deliver(other)
+
+
+def test_what_was_left_to_a_lane_that_hangs_is_taken_at_the_next_plan() -> None:
+    world = World()
+    one, other = world.attach(), world.attach()
+    streams = long_answers(world, 8)
+    world.iterate()
+    world.abort(*[s for s in streams if world.sequence(s).lane is other][1:])
+    world.turn()
+    assert (one.num_running, other.num_running) == (4, 1)
+    newcomers = long_answers(world, 2)
+    world.deliver(one)  # the other one hangs
+    world.plan(one)
+    assert one.num_running == 4, "the emptier lane has room"
+    assert {world.scheduler.why(world.sequence(s)) for s in newcomers} == {WaitReason.POLICY}
+    world.deliver(one)
+    world.plan(one)
+    assert one.num_running == 6, "left once, not again"
+
+
+def test_a_lane_without_room_is_no_reason_to_wait() -> None:
+    for limit, expected in (({"seats": 1}, 1), ({"blocks": 7}, 3)):
+        world = World()
+        small, large = world.attach(**limit), world.attach()
+        streams = long_answers(world, 8)
+        world.turn()
+        assert small.num_running == expected and large.num_running == 8 - expected, limit
+        world.run()
+        assert whole(*streams)
+
+
+def test_what_is_too_large_for_a_lane_neither_waits_for_it_nor_holds_it_up() -> None:
+    world = World(long_prefill_threshold=100)
+    small, large = world.attach(blocks=4), world.attach(blocks=64)
+    busy = [world.submit(20, 10, ignore_eos=True)[0] for _ in range(3)]
+    world.turn()
+    assert (small.num_running, large.num_running) == (0, 3)
+    (large_one,), (small_one,) = world.submit(20, 4), world.submit(4, 4)
+    world.turn()
+    assert world.sequence(small_one).lane is small, "it passes the one that this lane cannot hold"
+    assert world.sequence(large_one).state is State.WAITING
+    world.deliver(large)
+    world.turn()
+    assert world.sequence(large_one).lane is large, "though the small lane runs fewer"
+    for lane in (small, large):
+        world.deliver(lane)
+    world.run()
+    assert whole(*busy, large_one, small_one)
+
+
+def test_a_higher_class_preempts_only_where_no_lane_has_room() -> None:
+    world = World()
+    one, other = world.attach(seats=1), world.attach(seats=2)
+    low = long_answers(world, 2, priority=3)
+    world.turn()
+    assert one.num_running == other.num_running == 1
+    (high,) = long_answers(world, 1)
+    world.deliver(one)
+    world.plan(one)
+    assert world.scheduler.counters.preemptions == 0 and world.sequence(high).lane is None
+    world.deliver(other)
+    world.plan(other)
+    assert world.sequence(high).lane is other
+    (second_high,) = long_answers(world, 1)
+    world.deliver(other)
+    world.plan(other)
+    assert world.sequence(second_high).lane is other and world.scheduler.counters.preemptions == 1
+    world.deliver(one)
+    world.deliver(other)
+    world.run()
+    assert whole(*low, high, second_high)
+
+
+def test_models_have_queues_of_their_own() -> None:
+    world = World()
+    world.attach(seats=1)
+    other = world.attach(model=card(b"others", name="n"))
+    first, waiting = long_answers(world, 2)
+    (own,) = world.submit(5, 3, model="n")
+    world.turn()
+    assert other.num_running == 1 and world.sequence(own).lane is other
+    assert world.sequence(waiting).state is State.WAITING
+    for lane in world.lanes:
+        world.deliver(lane)
+    world.run()
+    assert whole(first, waiting, own)
+
+
+# --- loss ---
+
+
+def test_what_ran_on_a_lost_lane_goes_on_elsewhere_without_repeating_a_token() -> None:
+    for in_flight in (False, True):
+        world = World()
+        lost, other = world.attach(), world.attach()
+        streams = world.submit(9, 20, n=4, temperature=1.0, ignore_eos=True, logprobs=1)
+        for _ in range(5):
+            world.iterate()
+        if in_flight:
+            world.turn()
+        before = [len(stream.tokens) for stream in streams]
+        world.lose(lost)
+        assert [len(stream.tokens) for stream in streams] == before
+        world.run()
+        assert whole(*streams) and other.num_running == 0
+        world.check_idle()
+
+
+def test_aborted_ones_end_with_their_lane() -> None:
+    world = World()
+    lane = world.attach()
+    (stream,) = long_answers(world, 1)
+    world.turn()
+    world.abort(stream)
+    world.lose(lane)
+    world.attach()
+    assert not world.turn()
+    world.check_idle()
+
+
+def test_what_fits_no_lane_that_is_left_ends_and_the_others_go_on() -> None:
+    world = World()
+    large = world.attach(blocks=64)
+    world.attach(blocks=4)
+    (too_large,), (fitting,) = world.submit(20, 10, ignore_eos=True), world.submit(5, 5)
+    world.iterate()
+    world.lose(large)
+    assert reason(too_large) is EndReason.FAILED
+    world.run()
+    assert whole(fitting)
+    (refused,) = world.submit(20, 10)
+    assert reason(refused) is EndReason.REJECTED, "the largest pool now is the small one"
+
+
+def test_a_smaller_replacement_is_not_blocked_by_what_it_cannot_hold() -> None:
+    world = World()
+    lane = world.attach(blocks=64)
+    (too_large,), (fitting,) = world.submit(20, 10, ignore_eos=True), world.submit(5, 5)
+    world.iterate()
+    world.lose(lane)
+    world.attach(blocks=4)
+    assert reason(too_large) is EndReason.FAILED
+    world.run()
+    assert whole(fitting)
+    world.check_idle()
+
+
+def test_guilty_sequences_end_alone() -> None:
+    world = World()
+    lane = world.attach()
+    streams = long_answers(world, 3)
+    world.turn()
+    guilty = world.sequence(streams[1])
+    world.lose(lane, (guilty.slot, 65_535), reason="bad row")
+    assert reason(streams[1]) is EndReason.FAILED and streams[1].ended is not None
+    assert streams[1].ended.message == "bad row"
+    world.attach()
+    world.run()
+    assert whole(streams[0], streams[2])
+
+
+def test_poison_is_found_and_nobody_else_ends() -> None:
+    """Each iteration that has the poisoned sequence in it costs an executor."""
+    world = World(max_strikes=4)
+    streams = [*long_answers_later(world), *world.submit(9, 12, n=3, ignore_eos=True)]
+    poison = streams[2]
+    lost = 0
+    for _ in range(400):
+        if not world.lanes:
+            world.attach()
+        if not world.turn():
+            break
+        (lane,) = world.lanes
+        if poison.number in world.members(lane):
+            lost += 1
+            world.lose(lane, reason="it died")
+        else:
+            world.deliver(lane)
+        world.check()
+    assert reason(poison) is EndReason.FAILED and lost == 4
+    assert whole(*[stream for stream in streams if stream is not poison])
+    world.check_idle()
+
+
+def long_answers_later(world: World) -> list[Stream]:
+    world.attach()
+    return long_answers(world, 4)
+
+
+def test_an_executor_that_dies_now_and_then_costs_nobody_the_answer() -> None:
+    """Strikes count only without progress in between."""
+    world = World(max_strikes=2)
+    world.attach()
+    streams = long_answers(world, 3)
+    for _ in range(12):
+        world.iterate()
+        world.turn()
+        world.lose(world.lanes[0])
+        world.attach()
+    world.run()
+    assert whole(*streams)
+
+
+# --- drain ---
+
+
+def test_a_drained_lane_moves_its_sequences_and_takes_no_new_ones() -> None:
+    world = World()
+    leaving, other = world.attach(), world.attach()
+    streams = long_answers(world, 6)
+    world.iterate()
+    world.turn()
+    world.scheduler.drain(leaving)
+    assert leaving.num_running == 3, "not while its iteration is out"
+    world.deliver(leaving)
+    world.turn()
+    assert leaving not in world.lanes and other.num_running == 3
+    world.deliver(other)
+    world.run()
+    assert whole(*streams) and world.scheduler.counters.preemptions == 0
+
+
+def test_the_last_lane_finishes_what_it_has_and_the_rest_waits_for_another() -> None:
+    world = World()
+    leaving = world.attach(seats=2)
+    running, waiting = long_answers(world, 2), long_answers(world, 1)
+    world.iterate()
+    world.scheduler.drain(leaving)
+    world.turn()
+    assert world.scheduler.why(world.sequence(waiting[0])) is WaitReason.PAUSED
+    world.deliver(leaving)
+    world.run()
+    assert whole(*running) and not world.lanes and not waiting[0].over
+    assert world.scheduler.why(world.sequence(waiting[0])) is WaitReason.NO_EXECUTOR
+    world.attach()
+    world.run()
+    assert whole(*waiting)
+
+
+def test_what_fits_no_other_lane_finishes_on_the_drained_one() -> None:
+    world = World()
+    leaving = world.attach(blocks=64)
+    world.attach(blocks=4)
+    (too_large,), (fitting,) = world.submit(20, 10, ignore_eos=True), world.submit(5, 8, ignore_eos=True)
+    world.iterate()
+    world.scheduler.drain(leaving)
+    (refused,) = world.submit(20, 10)
+    assert reason(refused) is EndReason.REJECTED, "the lane that could hold it takes nothing new"
+    world.run()
+    assert whole(too_large, fitting) and len(world.lanes) == 1
+
+
+# --- replacement, and none ---
+
+
+def test_waiting_requests_go_on_with_a_replaced_model_but_a_begun_answer_ends() -> None:
+    world = World()
+    lane = world.attach(seats=1)
+    (begun,), (fresh,) = world.submit(5, 9, ignore_eos=True), world.submit(6, 4)
+    world.iterate()
+    world.lose(lane)
+    world.attach(model=card(b"new weights"))
+    assert reason(begun) is EndReason.FAILED
+    world.run()
+    assert whole(fresh) and fresh.model == card(b"new weights")
+
+
+@pytest.mark.parametrize("smaller", [{"max_len": 8}, {"vocab_size": 5}])
+def test_a_replacement_that_cannot_hold_a_request_ends_it(smaller: dict[str, int]) -> None:
+    world = World()
+    lane = world.attach()
+    (stream,) = world.submit([2, 30, 3, 4, 5], 9)
+    world.lose(lane)
+    world.attach(model=card(b"smaller", **smaller))
+    assert reason(stream) is EndReason.FAILED
+    world.check_idle()
+
+
+def test_requests_wait_for_an_executor_as_long_as_the_hold_time() -> None:
+    world = World(hold_s=10.0)
+    (unknown,) = world.submit(5, 3)
+    assert reason(unknown) is EndReason.NO_EXECUTOR, "nobody ever served this model"
+    lane = world.attach()
+    (early,) = world.submit(5, 3)
+    world.lose(lane)
+    assert world.scheduler.expire(world.now + 9.9) == world.now + 10.0
+    world.now += 9.9
+    (late,) = world.submit(5, 3)
+    assert world.scheduler.why(world.sequence(late)) is WaitReason.NO_EXECUTOR
+    assert not early.over and not late.over
+    world.now += 0.2
+    assert world.scheduler.expire(world.now) is None
+    world.read_outbox(None)
+    assert reason(early) is reason(late) is EndReason.NO_EXECUTOR
+    (refused,) = world.submit(5, 3)
+    assert reason(refused) is EndReason.NO_EXECUTOR
+    world.attach()
+    assert world.scheduler.expire(world.now) is None
+    (served,) = world.submit(5, 3)
+    world.run()
+    assert whole(served)
+
+
+@pytest.mark.parametrize(
+    ("model", "block_size", "field"),
+    [
+        (card(b"strange"), 4, "fingerprint"),
+        (card(vocab_size=41), 4, "vocab_size"),
+        (card(max_len=49), 4, "max_model_len"),
+        (replace(card(), eos_ids=(1, 2)), 4, "eos_ids"),
+        (replace(card(), chat_template="x"), 4, "template"),
+        (replace(card(), tokenizer_files={"tokenizer.json": b"x"}), 4, "tokenizer"),
+        (replace(card(), default_params={"top_p": 0.5}), 4, "sampling default"),
+        (card(), 8, "block_size"),
+    ],
+)
+def test_an_executor_that_would_answer_otherwise_is_refused(model: ModelCard, block_size: int, field: str) -> None:
+    world = World()
+    world.attach()
+    with pytest.raises(AttachError, match=field):
+        world.attach(block_size=block_size, model=model)
+    assert len(world.lanes) == 1
+    world.attach(blocks=9, seats=3, budget=7)
+    assert [lane.epoch for lane in world.lanes] == [1, 2], "a refusal costs no epoch"
+
+
+def test_limits_that_no_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> Lane:
+        raise MemoryError
+
+    monkeypatch.setattr("scheduler_svc.core.scheduler.Lane", no_memory)
+    world = World()
+    with pytest.raises(AttachError, match="no memory"):
+        world.scheduler.attach("e", card(), Limits(4, 64, 0, 65_535, 64))
+    assert not world.lanes and not world.scheduler.queues
+
+
+# --- the queue's limit ---
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    world = World(max_waiting=3)
+    world.attach(seats=2)
+    running = long_answers(world, 2)
+    world.iterate()
+    waiting = long_answers(world, 3)
+    refused = world.submit(5, 3, n=2)
+    for stream in refused:
+        assert reason(stream) is EndReason.QUEUE_FULL and stream.ended is not None
+        assert 1 <= stream.ended.retry_after_s <= 120
+    world.run()
+    assert whole(*running, *waiting)
+
+
+def test_those_that_lost_their_executor_do_not_fill_the_queue() -> None:
+    world = World(max_waiting=3)
+    lane = world.attach()
+    running = [*long_answers(world, 3)]
+    world.iterate()
+    running += long_answers(world, 3)
+    world.iterate()
+    world.lose(lane)
+    newcomers = long_answers(world, 3)
+    assert not any(stream.over for stream in newcomers)
+    assert reason(long_answers(world, 1)[0]) is EndReason.QUEUE_FULL
+    world.attach()
+    world.run()
+    assert whole(*running, *newcomers)
+    assert not world.scheduler.queues["m"].num_new
+
+
+def test_a_stream_number_in_use_is_refused() -> None:
+    world = World()
+    world.attach()
+    long_answers(world, 1)
+    world._num_streams = 0
+    first = world.streams[0, 0]
+    (double,) = world.submit(5, 3)
+    assert reason(double) is EndReason.REJECTED
+    world.streams[0, 0] = first
+    world.run()
+    assert whole(first)
+
+
+def test_waiting_sequences_are_ordered_by_class_and_arrival() -> None:
+    world = World()
+    lane = world.attach(seats=1)
+    streams = [world.submit(4, 2, priority=priority, ignore_eos=True)[0] for priority in (0, 2, -1, 0, 2, -1)]
+    order: list[int] = []
+    while world.turn():
+        for number in world.members(lane):
+            if number not in order:
+                order.append(number)
+        world.deliver(lane)
+    assert order == [streams[i].number for i in (2, 5, 0, 3, 1, 4)]
+
+
+def test_sequences_compare_by_identity() -> None:
+    """The planner keeps them in dicts and sets."""
+    assert Sequence.__eq__ is object.__eq__ and Sequence.__hash__ is object.__hash__
