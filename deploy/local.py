@@ -144,7 +144,7 @@ class LocalServices:
                 raise ServiceFailed(f"the {process.name} ended with status {status}:\n{process.log_tail()}")
 
     def stop(self) -> dict[str, int]:
-        """Stop executors, then the scheduler, and remove the folder. Returns each exit status."""
-        statuses = {process.name: process.stop() for process in reversed(self.processes)}
+        """Stop the scheduler, whose grace needs the executors, then those. Returns each exit status."""
+        statuses = {process.name: process.stop() for process in self.processes}
         shutil.rmtree(self.folder, ignore_errors=True)
         return statuses

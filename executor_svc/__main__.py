@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 
@@ -22,6 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop_loading)
     prepare_environment()
+    # Idle OpenMP threads that spin take the cores from the scheduler beside them.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # torch reads the environment when it is first imported.
     service = importlib.import_module("executor_svc.service")
     status: int = service.serve(settings)
