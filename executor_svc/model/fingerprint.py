@@ -17,7 +17,7 @@ def model_fingerprint(config_file: Path, weight_files: list[Path], dtype: str) -
     """16 bytes, BLAKE2b. Two models with the same one give the same answers.
 
     Files are cut into pieces of fixed size that threads hash side by side (hashing leaves the interpreter lock), so the
-    time is that of reading the files at disk speed, or about 1 s a GB and core where they are in memory already.
+    time is that of reading the files, or about 2 s a GB and core where they are in memory already.
     """
     pieces = [
         (path, begin)
