@@ -57,7 +57,6 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
                 torch.tensor([prompt]),
                 max_new_tokens=NEW_TOKENS,
                 do_sample=False,
-                eos_token_id=None,
                 output_logits=True,
                 return_dict_in_generate=True,
             )
@@ -103,3 +102,12 @@ def test_low_precision_stays_near(family: str, dtype: str, tmp_path: Path) -> No
     error = (logits - wide).pow(2).mean().sqrt()
     assert error < 1.5 * (narrow - wide).pow(2).mean().sqrt()  # no further off than transformers in this dtype
     assert logits.dtype == torch.float32
+
+
+def test_gemma_rounds_the_embedding_scale_to_its_dtype(tmp_path: Path) -> None:
+    save_model(make_model("gemma3", hidden_size=40), tmp_path)
+    embedding = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).model.embed_tokens
+    decoder = load_model(str(tmp_path), dtype="bfloat16").decoder
+    assert decoder._embedding_scale == 6.3125  # sqrt(40) = 6.3246 in bf16
+    rows = decoder.weights.embedding * decoder._embedding_scale
+    assert torch.equal(rows, embedding(torch.arange(decoder.config.vocab_size)))

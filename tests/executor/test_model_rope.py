@@ -65,7 +65,7 @@ def test_dynamic_equals_transformers_decoding_past_the_original_length(tmp_path:
     decoder = load_model(str(tmp_path)).decoder
     assert decoder.config.max_model_len == 4 * ORIGINAL
     prompt = torch.randint(4, 260, (20,), generator=torch.Generator().manual_seed(6)).tolist()
-    out = model.generate(torch.tensor([prompt]), max_new_tokens=90, do_sample=False, eos_token_id=None)
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=90, do_sample=False)
     (stream,) = generate(decoder, [prompt], 90, chunk=7, block_size=16)
     assert stream.generated == out[0, 20:].tolist()
 

@@ -70,6 +70,7 @@ def make_model(family: str, **changes: Any) -> PreTrainedModel:
     config._attn_implementation = "eager"
     torch.manual_seed(SEEDS[family])
     model = model_class(config).eval()
+    model.generation_config.eos_token_id = None  # every text is as long as asked for
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
