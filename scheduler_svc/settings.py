@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import fields
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -11,6 +12,15 @@ from pydantic import Field, field_validator, model_validator
 
 from common.settings import ServiceSettings
 from scheduler_svc.core import SchedulerConfig
+from scheduler_svc.core.config import (
+    Admission,
+    Batching,
+    Discipline,
+    Eviction,
+    KvLayout,
+    Preemption,
+    Prefill,
+)
 
 
 class SchedulerSettings(ServiceSettings):
@@ -29,12 +39,28 @@ class SchedulerSettings(ServiceSettings):
 
     max_num_seqs: int = Field(256, ge=1, le=65535, description="sequences that run on one executor at a time")
     max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one iteration")
+    batching: Batching = Field(Batching.ITERATION, description="when the membership of the batch may change")
+    prefill: Prefill = Field(Prefill.MIXED, description="whether prefills and decodes share an iteration")
+    chunked_prefill: bool = Field(True, description="cut prefills to fill the token budget")
+    kv: KvLayout = Field(KvLayout.PAGED, description="KV blocks one by one, or one run of them at admission")
+    preemption: Preemption = Field(Preemption.RECOMPUTE, description="what becomes of the KV of who gives way")
+    eviction: Eviction = Field(Eviction.LRU, description="which cached block goes first")
+    discipline: Discipline = Field(Discipline.FCFS, description="order of service")
+    admission: Admission = Field(Admission.PREDICTED, description="what must fit before a sequence gets a seat")
     max_prefill_chunk: int = Field(0, ge=0, description="most prompt tokens of a sequence an iteration; 0: no cap")
     long_prefill_threshold: int = Field(0, ge=0, description="prompts above it are long; 0: a quarter of the budget")
+    target_itl_ms: float = Field(0, ge=0, description="prefill rides along while iterations stay within; 0: off")
     watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV blocks that admissions leave free")
     prefix_caching: bool = Field(True, description="reuse the KV of common prefixes")
+    isolate_tenants: bool = Field(False, description="share cached prefixes within a tenant only")
+    ageing_s: float = Field(30.0, ge=0, description="waiting that lifts a request by one priority class; 0: never")
+    tenant_weights: dict[str, float] = Field(default_factory=dict, description="shares of tenants, for fair (JSON)")
+    output_token_weight: float = Field(2.0, gt=0, description="a generated token beside a prompt token, for fair")
+    default_deadline_s: float = Field(60.0, gt=0, description="of requests that name none, for deadline")
     max_waiting: int = Field(4096, ge=1, description="sequences that may wait before new ones get 429")
     hold_s: float = Field(30.0, ge=0, description="seconds that requests wait for an executor when there is none")
+
+    max_strikes: int = Field(4, ge=1, description="lost plans in a row after which a request is given up")
 
     heartbeat_ms: int = Field(500, ge=10, description="executors show a sign of life this often")
     heartbeat_timeout_s: float = Field(3.0, gt=0, description="an executor silent for so long is lost")
@@ -61,20 +87,14 @@ class SchedulerSettings(ServiceSettings):
             raise ValueError("curve-secret-key and curve-client-keys go together")
         if self.heartbeat_timeout_s * 1000 < 2 * self.heartbeat_ms:
             raise ValueError("heartbeat-timeout-s must be at least twice heartbeat-ms")
+        for tenant, weight in self.tenant_weights.items():
+            if not weight > 0:
+                raise ValueError(f"tenant-weights: {tenant!r} needs a weight above 0")
         return self
 
     def scheduler_config(self) -> SchedulerConfig:
         """The part that the core needs."""
-        return SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_prefill_chunk=self.max_prefill_chunk,
-            long_prefill_threshold=self.long_prefill_threshold,
-            watermark=self.watermark,
-            prefix_caching=self.prefix_caching,
-            max_waiting=self.max_waiting,
-            hold_s=self.hold_s,
-        )
+        return SchedulerConfig(**{field.name: getattr(self, field.name) for field in fields(SchedulerConfig)})
 
 
 def _is_loopback(address: str) -> bool:

@@ -21,12 +21,27 @@ from common.wire.executor import (
     Welcome,
     hello_protocol,
 )
-from common.wire.frontend import Abort, Ended, EndReason, FrontendHello, PromptScores, Serving, Stats, Submit, Tokens
+from common.wire.frontend import (
+    Abort,
+    Account,
+    Ended,
+    EndReason,
+    FrontendHello,
+    Inquiry,
+    PromptScores,
+    Retention,
+    SequenceAccount,
+    Serving,
+    Stats,
+    Submit,
+    Tokens,
+)
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
     "PROTOCOL_VERSION",
     "Abort",
+    "Account",
     "Alive",
     "Drain",
     "EndReason",
@@ -35,6 +50,7 @@ __all__ = [
     "FinishCode",
     "FrontendHello",
     "Hello",
+    "Inquiry",
     "Leaving",
     "Limits",
     "LogprobColumns",
@@ -47,7 +63,9 @@ __all__ = [
     "Refused",
     "Reset",
     "Result",
+    "Retention",
     "SamplingParams",
+    "SequenceAccount",
     "Serving",
     "Stats",
     "Submit",

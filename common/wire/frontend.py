@@ -33,6 +33,7 @@ from common.wire.fields import (
     STREAMS,
     TOKEN_IDS,
     U32,
+    Blob,
     Column,
     Int,
     ListOf,
@@ -66,6 +67,16 @@ class EndReason(IntEnum):
     """The service is stopping: HTTP 503."""
 
 
+class Retention(IntEnum):
+    """What becomes of a request's KV blocks in the prefix cache when it has ended."""
+
+    NORMAL = 0
+    KEEP = 1
+    """Evicted after all that are not kept."""
+    DROP = 2
+    """Never shared: they are free at once."""
+
+
 @message(kind=20)
 @dataclass(frozen=True, slots=True, eq=False)
 class FrontendHello(Message):
@@ -91,6 +102,12 @@ class Submit(Message):
     priority: Annotated[int, I32] = 0
     """Lower runs earlier."""
     tenant: Annotated[str, NAME] = ""
+    salt: Annotated[bytes, Blob(64)] = b""
+    """Prefixes are shared only among requests with the same one."""
+    retention: Annotated[int, Int(0, 2)] = 0
+    """A `Retention`."""
+    deadline_ms: Annotated[int, COUNT] = 0
+    """From arrival: when the answer is wanted, for the `deadline` discipline; 0: the configured default."""
 
     def check(self, path: str) -> None:
         if not len(self.prompt):
@@ -105,6 +122,15 @@ class Abort(Message):
     """These streams are wanted no more. Unknown and ended ones are passed over. No `Ended` answers."""
 
     streams: Annotated[UInt32s, STREAMS]
+
+
+@message(kind=23)
+@dataclass(frozen=True, slots=True, eq=False)
+class Inquiry(Message):
+    """What has become of a request? Answered by one `Account` with the same number."""
+
+    number: Annotated[int, U32]
+    request_id: Annotated[str, NAME]
 
 
 @message(kind=30)
@@ -178,3 +204,41 @@ class Stats(Message):
         default_factory=dict
     )
     """For each name: cumulative bucket counts in the order of the metric's bounds (the last is +Inf), then the sum."""
+
+
+@message(kind=-7)
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceAccount(Message):
+    """Where one live sequence stands."""
+
+    index: Annotated[int, COUNT]
+    """Which of the request's `n`."""
+    state: Annotated[str, NAME]
+    """`waiting` or `running`."""
+    reason: Annotated[str, NAME]
+    """Why it is not in an iteration now (a `WaitReason`); `none` when it is."""
+    executor: Annotated[str, NAME]
+    """Empty while it waits."""
+    age_s: Annotated[float, F64]
+    waited_s: Annotated[dict[str, float], MapOf(F64, 16)]
+    """Seconds it has waited in all, by reason."""
+    priority: Annotated[int, I32]
+    """Its class, as lifted by ageing."""
+    prompt_tokens: Annotated[int, COUNT]
+    computed_tokens: Annotated[int, COUNT]
+    """Tokens whose KV an executor holds now."""
+    generated_tokens: Annotated[int, COUNT]
+    cached_tokens: Annotated[int, COUNT]
+    num_preemptions: Annotated[int, COUNT]
+
+
+@message(kind=35)
+@dataclass(frozen=True, slots=True, eq=False)
+class Account(Message):
+    """Answer to an `Inquiry`; without sequences when the request is not live."""
+
+    number: Annotated[int, U32]
+    model: Annotated[str, NAME]
+    num_waiting: Annotated[int, COUNT]
+    """Sequences that wait for the same model."""
+    sequences: Annotated[tuple[SequenceAccount, ...], ListOf(Part(SequenceAccount), 4096)]

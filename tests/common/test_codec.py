@@ -192,7 +192,11 @@ def test_a_junk_field_within_a_part_is_refused_by_its_path(cls: type[Message]) -
         for i, (_, field) in enumerate(outer.wire_fields, start=1)
         if isinstance(inner := getattr(field, "item", field), Part) and inner.cls is cls
     )
-    part = {"PromptLogprobs": [0, 1, b"", b"", b""]}.get(cls.__name__)
+    samples = {
+        "PromptLogprobs": [0, 1, b"", b"", b""],
+        "SequenceAccount": [0, "waiting", "seats", "", 1.0, {}, 0, 3, 0, 0, 0, 0],
+    }
+    part = samples.get(cls.__name__)
     raw = raw_fields(holder)
     if part is None:
         part = raw[place][0] if listed else raw[place]
