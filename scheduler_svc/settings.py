@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import fields
+from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from common.settings import ServiceSettings
 from scheduler_svc.core import SchedulerConfig
-from scheduler_svc.core.config import (
-    Admission,
-    Batching,
-    Discipline,
-    Eviction,
-    KvLayout,
-    Preemption,
-    Prefill,
-)
 
 
 class SchedulerSettings(ServiceSettings):
@@ -39,14 +31,24 @@ class SchedulerSettings(ServiceSettings):
 
     max_num_seqs: int = Field(256, ge=1, le=65535, description="sequences that run on one executor at a time")
     max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one iteration")
-    batching: Batching = Field(Batching.ITERATION, description="when the membership of the batch may change")
-    prefill: Prefill = Field(Prefill.MIXED, description="whether prefills and decodes share an iteration")
+    batching: Literal["iteration", "request"] = Field(
+        "iteration", description="when the membership of the batch may change"
+    )
+    prefill: Literal["mixed", "separate"] = Field(
+        "mixed", description="whether prefills and decodes share an iteration"
+    )
     chunked_prefill: bool = Field(True, description="cut prefills to fill the token budget")
-    kv: KvLayout = Field(KvLayout.PAGED, description="KV blocks one by one, or one run of them at admission")
-    preemption: Preemption = Field(Preemption.RECOMPUTE, description="what becomes of the KV of who gives way")
-    eviction: Eviction = Field(Eviction.LRU, description="which cached block goes first")
-    discipline: Discipline = Field(Discipline.FCFS, description="order of service")
-    admission: Admission = Field(Admission.PREDICTED, description="what must fit before a sequence gets a seat")
+    kv: Literal["paged", "contiguous"] = Field(
+        "paged", description="KV blocks one by one, or one run of them at admission"
+    )
+    preemption: Literal["recompute", "swap", "none"] = Field(
+        "recompute", description="what becomes of the KV of who gives way"
+    )
+    eviction: Literal["lru", "lfu", "fifo"] = Field("lru", description="which cached block goes first")
+    discipline: Literal["fcfs", "priority", "fair", "deadline"] = Field("fcfs", description="order of service")
+    admission: Literal["predicted", "immediate", "worst_case"] = Field(
+        "predicted", description="what must fit before a sequence gets a seat"
+    )
     max_prefill_chunk: int = Field(0, ge=0, description="most prompt tokens of a sequence an iteration; 0: no cap")
     long_prefill_threshold: int = Field(0, ge=0, description="prompts above it are long; 0: a quarter of the budget")
     target_itl_ms: float = Field(0, ge=0, description="prefill rides along while iterations stay within; 0: off")
@@ -94,7 +96,11 @@ class SchedulerSettings(ServiceSettings):
 
     def scheduler_config(self) -> SchedulerConfig:
         """The part that the core needs."""
-        return SchedulerConfig(**{field.name: getattr(self, field.name) for field in fields(SchedulerConfig)})
+        values: dict[str, Any] = {}
+        for choice in fields(SchedulerConfig):
+            value = getattr(self, choice.name)
+            values[choice.name] = type(choice.default)(value) if isinstance(choice.default, StrEnum) else value
+        return SchedulerConfig(**values)
 
 
 def _is_loopback(address: str) -> bool:
