@@ -31,23 +31,15 @@ class SchedulerSettings(ServiceSettings):
 
     max_num_seqs: int = Field(256, ge=1, le=65535, description="sequences that run on one executor at a time")
     max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one iteration")
-    batching: Literal["iteration", "request"] = Field(
-        "iteration", description="when the membership of the batch may change"
-    )
-    prefill: Literal["mixed", "separate"] = Field(
-        "mixed", description="whether prefills and decodes share an iteration"
-    )
+    batching: Literal["iteration", "request"] = Field("iteration", description="when the batch may change")
+    prefill: Literal["mixed", "separate"] = Field("mixed", description="may prefills and decodes share iterations")
     chunked_prefill: bool = Field(True, description="cut prefills to fill the token budget")
-    kv: Literal["paged", "contiguous"] = Field(
-        "paged", description="KV blocks one by one, or one run of them at admission"
-    )
-    preemption: Literal["recompute", "swap", "none"] = Field(
-        "recompute", description="what becomes of the KV of who gives way"
-    )
+    kv: Literal["paged", "contiguous"] = Field("paged", description="blocks one by one, or one run at admission")
+    preemption: Literal["recompute", "swap", "none"] = Field("recompute", description="of the KV of who gives way")
     eviction: Literal["lru", "lfu", "fifo"] = Field("lru", description="which cached block goes first")
     discipline: Literal["fcfs", "priority", "fair", "deadline"] = Field("fcfs", description="order of service")
     admission: Literal["predicted", "immediate", "worst_case"] = Field(
-        "predicted", description="what must fit before a sequence gets a seat"
+        "predicted", description="what must fit before a seat is given"
     )
     max_prefill_chunk: int = Field(0, ge=0, description="most prompt tokens of a sequence an iteration; 0: no cap")
     long_prefill_threshold: int = Field(0, ge=0, description="prompts above it are long; 0: a quarter of the budget")
