@@ -16,6 +16,7 @@ from common.wire import (
     Ended,
     EndReason,
     FrontendHello,
+    Inquiry,
     Message,
     Serving,
     Stats,
@@ -24,7 +25,7 @@ from common.wire import (
     decode,
     encode,
 )
-from scheduler_svc.core import Scheduler
+from scheduler_svc.core import Scheduler, account_of
 from scheduler_svc.membership import Membership
 from scheduler_svc.plan_log import PlanLog
 from scheduler_svc.settings import SchedulerSettings
@@ -113,7 +114,7 @@ class CoreLoop:
         return self._hurried or not self._scheduler.live or now - self._stopping_since >= self._settings.grace_s
 
     def _close(self) -> None:
-        self._scheduler.end_all(EndReason.SHUTDOWN, "the service is stopping")
+        self._scheduler.end_all(EndReason.SHUTDOWN, "the service is stopping", time.monotonic())
         self._flush()
         self._beat(time.monotonic())
         self._membership.reset_all()
@@ -163,7 +164,7 @@ class CoreLoop:
             dead, due = self._supervisor.check(now)
             dues.append(due)
             for name in dead:
-                self._lose_frontend(name.encode())
+                self._lose_frontend(name.encode(), now)
         expiry = self._scheduler.expire(now)
         offered = self._offered(now)
         # The executors first: they compute while the frontends are told.
@@ -214,15 +215,18 @@ class CoreLoop:
         owner = self._owner(peer)
         match message:
             case FrontendHello():
-                self._scheduler.abort_owner(owner)
+                self._scheduler.abort_owner(owner, now)
                 self._send_frontend(owner, encode(self._serving(now)))
                 self._send_frontend(owner, encode(self._stats(now)))
             case Submit() if self._stopping_since is not None:
                 self._scheduler.refuse(owner, message, Ended(0, EndReason.SHUTDOWN, message="the service is stopping"))
             case Submit():
                 self._scheduler.submit(owner, message, now)
+            case Inquiry():
+                account = account_of(self._scheduler, message, now)
+                self._send_frontend(owner, encode(account))
             case Abort():
-                self._scheduler.abort(owner, message.streams.tolist())
+                self._scheduler.abort(owner, message.streams.tolist(), now)
             case _:
                 log.warning("unexpected message on the frontends' socket dropped", kind=type(message).__name__)
 
@@ -233,9 +237,9 @@ class CoreLoop:
             self._peers.append(peer)
         return self._peers.index(peer)
 
-    def _lose_frontend(self, peer: bytes) -> None:
+    def _lose_frontend(self, peer: bytes, now: float) -> None:
         if peer in self._peers:
-            self._scheduler.abort_owner(self._peers.index(peer))
+            self._scheduler.abort_owner(self._peers.index(peer), now)
 
     def _flush(self) -> None:
         """Send what the scheduler has to tell the frontends."""
@@ -251,7 +255,7 @@ class CoreLoop:
             self._frontends.send_multipart([self._peers[owner], data], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             # Gone, or so far behind that its queue is full. Its requests could not be told of their end: it must go.
-            self._scheduler.abort_owner(owner)
+            self._scheduler.abort_owner(owner, time.monotonic())
             if error.errno == zmq.EAGAIN:
                 self._supervisor.kill(self._peers[owner].decode(errors="replace"))
 

@@ -105,7 +105,7 @@ class Membership:
                 self.lose(executor, now, f"fault: {text}", guilty=message.slots.tolist())
             case Leaving() if executor is not None:
                 log.info("executor is leaving", executor=executor.name, reason=message.reason)
-                executor.lane.draining = True
+                self._scheduler.leave(executor.lane)
             case _:
                 self._junk(peer, f"unexpected {type(message).__name__}", now)
 
@@ -138,7 +138,7 @@ class Membership:
         refusal = self._name_taken(hello, now)
         if refusal is None:
             try:
-                lane = self._scheduler.attach(hello.name, hello.model, hello.limits)
+                lane = self._scheduler.attach(hello.name, hello.model, hello.limits, now)
             except AttachError as error:
                 refusal = Refused(str(error), retry=True)
         if refusal is not None:

@@ -25,7 +25,7 @@ class Applied:
     """Sequences that got the first token of their answer."""
 
 
-def apply_result(lane: Lane, result: Result, now: float) -> tuple[InFlight, Applied]:
+def apply_result(lane: Lane, result: Result) -> tuple[InFlight, Applied]:
     """Advance the lane by the acknowledged iteration; finished sequences still hold their slots when this returns.
 
     Raises `LaneError`, and changes nothing, when the result cannot be the plan's outcome.

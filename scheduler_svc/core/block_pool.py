@@ -1,44 +1,85 @@
 """KV blocks of one lane: who holds them, which are free, and which hold a reusable prefix.
 
 Paged KV with reference counts (PagedAttention, SOSP'23). A full block is found again by the chained hash of all tokens
-up to its end, keyed with the model; a pool belongs to one attachment of one executor, and its hashes with it.
+up to its end; a pool belongs to one attachment of one executor, and its hashes with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import struct
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.wire import Retention
+from scheduler_svc.core.config import Eviction
+from scheduler_svc.core.eviction import EvictionOrder, RecencyOrder, WeightOrder
+from scheduler_svc.core.kv_pool import KvPool
 
-class BlockPool:
-    """`num_blocks` blocks, each free, evictable (unreferenced but cached), or referenced."""
+_LINK = blake2b(digest_size=16)
 
-    def __init__(self, num_blocks: int) -> None:
+
+class BlockPool(KvPool):
+    """`num_blocks` blocks, each free, evictable (unreferenced but cached), or referenced.
+
+    Which evictable block goes first is the policy's choice, but the end of a chain always goes before its beginning,
+    without which it could not be found:
+
+    - `lru`: a table is released from its end, so the block released longest ago has nothing behind it.
+    - `lfu`: a block weighs as often as it was shared; who shares it shares all before it.
+    - `fifo`: a block weighs as late as it was published, or as the latest block that follows it in a released table:
+      a beginning that many chains go on from stays as long as the newest of them.
+
+    A second block with the content of a published one stays unpublished. Its table may reach on, though, so at its
+    release the first one counts as released with it; if that one is gone, the second one takes its place.
+    """
+
+    def __init__(self, num_blocks: int, eviction: Eviction = Eviction.LRU) -> None:
         self.num_blocks = num_blocks
+        self.eviction = eviction
         self._free: list[int] = []
         self._num_touched = 0
         """Blocks from here on were never handed out; they are free without being listed."""
-        self._evictable: dict[int, None] = {}
-        """Least recently released first."""
+        self._evictable = self._new_order()
+        self._kept = self._new_order()
+        """Evictable blocks that go after all of `_evictable`; at most half of the pool."""
+        self._is_kept = bytearray(num_blocks)
+        """By block: whether it goes to `_kept` when it becomes evictable."""
         self._references = [0] * num_blocks
-        self._hash_of: dict[int, bytes] = {}
+        self._weights = [0] * num_blocks if eviction is not Eviction.LRU else []
+        """By block, of published ones; `lru` needs none."""
+        self._num_published = 0
+        self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
+        self._copies: dict[int, bytes] = {}
+        """Hashes of held blocks with the content of a block that was published before them."""
+
+    def _new_order(self) -> EvictionOrder:
+        return RecencyOrder() if self.eviction is Eviction.LRU else WeightOrder()
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out."""
-        return len(self._free) + self.num_blocks - self._num_touched + len(self._evictable)
+        return self._num_free + len(self._evictable) + len(self._kept)
+
+    @property
+    def _num_free(self) -> int:
+        return len(self._free) + self.num_blocks - self._num_touched
 
     @property
     def num_cached(self) -> int:
-        return len(self._hash_of)
+        return len(self._block_of)
 
-    @property
-    def num_referenced(self) -> int:
-        return self.num_blocks - self.num_available
+    def fits(self, count: int, released: Iterable[int] = ()) -> bool:
+        """Whether `allocate(count)` would succeed, if one reference to each of `released` were given back before."""
+        missing = count - self.num_available
+        if missing <= 0:
+            return True
+        held = self._references
+        return missing <= sum(times == held[block] for block, times in Counter(released).items())
 
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` blocks with one reference each, evicting cached ones when no free ones are left.
@@ -47,69 +88,135 @@ class BlockPool:
         """
         if count > self.num_available:
             raise ValueError(f"{count} blocks wanted, {self.num_available} available")
-        blocks = []
-        for _ in range(count):
-            block = self._take_free() if self._free or self._num_touched < self.num_blocks else self._evict()
-            self._references[block] = 1
-            blocks.append(block)
+        blocks = self._take_free(min(count, self._num_free))
+        for _ in range(count - len(blocks)):
+            blocks.append(self._evict())
+        references = self._references
+        for block in blocks:
+            references[block] = 1
         return blocks
 
-    def _take_free(self) -> int:
-        if self._free:
-            return self._free.pop()
-        self._num_touched += 1
-        return self._num_touched - 1
+    def _take_free(self, count: int) -> list[int]:
+        """The last freed first, then those never touched."""
+        listed = min(count, len(self._free))
+        blocks = self._free[len(self._free) - listed :]
+        del self._free[len(self._free) - listed :]
+        blocks.reverse()
+        touched = self._num_touched + count - listed
+        blocks.extend(range(self._num_touched, touched))
+        self._num_touched = touched
+        return blocks
 
     def _evict(self) -> int:
-        block = next(iter(self._evictable))
-        del self._evictable[block]
-        del self._block_of[self._hash_of.pop(block)]
+        block = (self._evictable or self._kept).pop()
+        digest = self._hash_of[block]
+        assert digest is not None
+        del self._block_of[digest]
+        self._hash_of[block] = None
+        self._is_kept[block] = False
         return block
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
         """Blocks of the longest cached prefix of this chain. Takes no reference."""
         found = []
+        block_of = self._block_of.get
         for digest in hashes:
-            block = self._block_of.get(digest)
+            block = block_of(digest)
             if block is None:
                 break
             found.append(block)
         return found
 
     def num_evictable(self, blocks: Iterable[int]) -> int:
-        """How many of these would leave the available ones when shared."""
-        return sum(block in self._evictable for block in blocks)
+        """How many of these, which `lookup` found, would leave the available ones when shared."""
+        references = self._references
+        return sum(not references[block] for block in blocks)
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Take one more reference to each."""
+        """Take one more reference to each of these, which `lookup` found."""
+        references, is_kept, evictable, kept = self._references, self._is_kept, self._evictable, self._kept
+        counts_shares = self.eviction is Eviction.LFU
         for block in blocks:
-            self._evictable.pop(block, None)
-            self._references[block] += 1
+            if not references[block]:
+                (kept if is_kept[block] else evictable).remove(block)
+            references[block] += 1
+            if counts_shares:
+                self._weights[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Give one reference back for each. Ends of chains become evictable before their beginnings."""
+    def release(self, blocks: Sequence[int], retention: Retention = Retention.NORMAL) -> None:
+        """Give one reference back for each block of a table, which lists them in the order of their positions.
+
+        Cached blocks that nobody holds any more become evictable, and stay so as kept ones from the first release with
+        `KEEP` on, until they are evicted or too many are kept. `DROP` is for a table that was not published: what it
+        shares stays as it was.
+        """
+        references, hash_of, weights = self._references, self._hash_of, self._weights
+        keep, weight = retention is Retention.KEEP, 0
         for block in reversed(blocks):
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                if block in self._hash_of:
-                    self._evictable[block] = None
-                else:
-                    self._free.append(block)
-            elif self._references[block] < 0:
+            left = references[block] - 1
+            if left < 0:
                 raise AssertionError(f"block {block} released more often than held")
+            references[block] = left
+            if hash_of[block] is None:
+                if left:
+                    continue
+                block = self._free_or_publish(block)
+                if block < 0:
+                    continue
+                left = references[block]
+            if weights:
+                weight = weights[block] = max(weight, weights[block])
+            if keep or self._is_kept[block]:
+                self._keep(block, weight)
+            elif not left:
+                self._evictable.put(block, weight)
+
+    def _free_or_publish(self, block: int) -> int:
+        """An unpublished block is held no more. Returns the cached block of its content, which may be itself, or -1."""
+        digest = self._copies.pop(block, None)
+        if digest is not None and digest not in self._block_of:
+            self._publish(block, digest)
+            return block
+        self._free.append(block)
+        return -1 if digest is None else self._block_of[digest]
+
+    def _keep(self, block: int, weight: int) -> None:
+        """Mark a cached block, and place it if it is evictable; when too many are, the first in order becomes normal."""
+        if not self._references[block]:
+            if not self._is_kept[block]:
+                self._evictable.discard(block)
+            self._kept.put(block, weight)
+        self._is_kept[block] = True
+        if len(self._kept) > self.num_blocks // 2:
+            first = self._kept.pop()
+            self._is_kept[first] = False
+            self._evictable.put(first, self._weights[first] if self._weights else 0)
 
     def num_releasable(self, blocks: Iterable[int]) -> int:
         """How many of these have one reference only, so that releasing makes them available."""
-        return sum(self._references[block] == 1 for block in blocks)
+        references = self._references
+        return sum(references[block] == 1 for block in blocks)
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Let a referenced block, whose KV is written and acknowledged, be found by its hash.
+    def publish_many(self, blocks: Collection[int], digests: Collection[bytes]) -> None:
+        """Let held blocks, whose KV is written and acknowledged, be found by their hashes; as many as blocks.
 
-        A second block with the same content stays unpublished, and so does no harm when either is freed.
+        The first block of a content is found; a published block keeps its hash.
         """
-        if digest not in self._block_of and block not in self._hash_of:
-            self._block_of[digest] = block
-            self._hash_of[block] = digest
+        hash_of, block_of, copies = self._hash_of, self._block_of, self._copies
+        for block, digest in zip(blocks, digests, strict=True):
+            if hash_of[block] is None:
+                if digest in block_of:
+                    copies[block] = digest
+                else:
+                    copies.pop(block, None)
+                    self._publish(block, digest)
+
+    def _publish(self, block: int, digest: bytes) -> None:
+        self._block_of[digest] = block
+        self._hash_of[block] = digest
+        if self._weights:
+            self._num_published += 1
+            self._weights[block] = self._num_published if self.eviction is Eviction.FIFO else 0
 
     def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless references equal the occurrences in `tables` and every block is in one place."""
@@ -119,27 +226,36 @@ class BlockPool:
                 counted[block] += 1
         assert counted == self._references, "references differ from the occurrences in block tables"
         untouched = range(self._num_touched, self.num_blocks)
-        free, evictable = {*self._free, *untouched}, set(self._evictable)
+        free, kept = {*self._free, *untouched}, set(self._kept)
+        evictable = {*self._evictable, *kept}
         assert len(free) == len(self._free) + len(untouched), "a block is free twice"
+        assert len(evictable) == len(self._evictable) + len(kept), "a block is evictable twice"
         referenced = {block for block, count in enumerate(counted) if count}
         assert not free & evictable and not free & referenced and not evictable & referenced, "a block in two places"
         assert len(free) + len(evictable) + len(referenced) == self.num_blocks, "a block is lost"
-        assert evictable <= self._hash_of.keys() and not free & self._hash_of.keys()
-        assert {h: b for b, h in self._hash_of.items()} == self._block_of, "prefix index out of step"
+        cached = {block for block, digest in enumerate(self._hash_of) if digest is not None}
+        assert evictable <= cached and not free & cached
+        assert {digest: block for block, digest in enumerate(self._hash_of) if digest is not None} == self._block_of
+        assert self._copies.keys() <= referenced - cached, "a copy that nobody holds, or that is found"
+        marked = {block for block, is_kept in enumerate(self._is_kept) if is_kept}
+        assert marked <= cached and marked & evictable == kept and len(kept) <= self.num_blocks // 2
 
 
-def extend_hashes(hashes: list[bytes], tokens: NDArray[np.int32], block_size: int, key: bytes, count: int) -> None:
+def extend_hashes(
+    hashes: list[bytes], tokens: NDArray[np.int32], block_size: int, key: bytes, count: int, root: bytes = b""
+) -> None:
     """Extend a chain in place so that it covers the first `count` full blocks of `tokens`.
 
-    Each link is a 128-bit BLAKE2b over (previous link, the block's tokens), keyed with `key` (at most 64 bytes).
+    Each link is a 128-bit BLAKE2b over (previous link, the block's tokens). The first follows a hash of `root` (any
+    length: it keeps chains of equal tokens apart) keyed with `key` (at most 64 bytes), so that no chain can be made to
+    begin where another one goes on.
     """
     if count <= len(hashes):
         return
-    previous = hashes[-1] if hashes else b""
+    previous = hashes[-1] if hashes else blake2b(root, digest_size=16, key=key).digest()
     data = tokens[len(hashes) * block_size : count * block_size].astype("<i4", copy=False).tobytes()
-    width = 4 * block_size
-    for start in range(0, len(data), width):
-        digest = blake2b(previous, digest_size=16, key=key)
-        digest.update(data[start : start + width])
-        previous = digest.digest()
+    for (block,) in struct.iter_unpack(f"{4 * block_size}s", data):
+        link = _LINK.copy()
+        link.update(previous + block)
+        previous = link.digest()
         hashes.append(previous)

@@ -41,6 +41,10 @@ class Counters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
+    """Tokens whose KV was given up by preemption."""
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
     iterations: int = 0
     prefix_queries: int = 0
     """Prompt tokens looked up in a prefix index."""

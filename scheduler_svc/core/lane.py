@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import Limits, ModelCard, NewSequence
+from common.wire import Limits, ModelCard, NewSequence, Retention
 from scheduler_svc.core.block_pool import BlockPool, extend_hashes
-from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.sequence import Sequence, State, WaitReason
+from scheduler_svc.core.config import KvLayout, Preemption, SchedulerConfig
+from scheduler_svc.core.host_pool import HostPool
+from scheduler_svc.core.kv_pool import KvPool
+from scheduler_svc.core.pacing import Pace
+from scheduler_svc.core.run_pool import RunPool
+from scheduler_svc.core.sequence import Sequence, State, SwappedKv
 
 
 class LaneError(Exception):
@@ -40,6 +43,14 @@ class PlanChanges:
     freed: list[int] = field(default_factory=list)
     appended_slots: list[int] = field(default_factory=list)
     appended_blocks: list[int] = field(default_factory=list)
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)
+    """(device block, host block)"""
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, device block)"""
+
+    def is_told(self, slot: int) -> bool:
+        """Whether the executor knows the occupant of a slot."""
+        return all(item.slot != slot for item in self.new)
 
     def forget(self, slot: int) -> None:
         """A slot is given up before the plan that would have told of it: tell neither."""
@@ -47,17 +58,6 @@ class PlanChanges:
         kept = [i for i, s in enumerate(self.appended_slots) if s != slot]
         self.appended_slots = [self.appended_slots[i] for i in kept]
         self.appended_blocks = [self.appended_blocks[i] for i in kept]
-
-
-class Departure(NamedTuple):
-    """What would leave a lane with some of its sequences."""
-
-    running: int = 0
-    decoding: int = 0
-    freed_blocks: int = 0
-
-
-NOBODY = Departure()
 
 
 class Lane:
@@ -69,11 +69,18 @@ class Lane:
         self.token_budget = min(config.max_num_batched_tokens, limits.max_num_batched_tokens)
         # A decode takes one token of the budget, so more seats than budget could not all run.
         self.seats = min(config.max_num_seqs, limits.max_num_seqs, self.token_budget)
-        self.pool = BlockPool(limits.num_blocks)
+        self.is_paged = config.kv is KvLayout.PAGED
+        self.pool: KvPool = (
+            BlockPool(limits.num_blocks, config.eviction) if self.is_paged else RunPool(limits.num_blocks)
+        )
+        self.host = HostPool(limits.num_host_blocks if config.preemption is Preemption.SWAP else 0)
+        self.pace = Pace()
         self.watermark_blocks = int(config.watermark * limits.num_blocks)
         self.draining = False
         self.last_ticket = 0
         """The newest sequence that waited at the last plan, see `Sequence.ticket`."""
+        self.batch_is_closed = False
+        """Under request-level batching: members stay, and nobody joins, until the last of them has ended."""
         self.iteration = 0
         self.in_flight: InFlight | None = None
         self.changes = PlanChanges()
@@ -87,6 +94,12 @@ class Lane:
         """Tokens whose KV is written and acknowledged."""
         self.max_length = np.zeros(self.seats, np.int32)
         self.num_blocks = np.zeros(self.seats, np.int32)
+        self.predicted_length = np.zeros(self.seats, np.int32)
+        """Tokens it will have when it ends, as far as is known."""
+        self.num_published = np.zeros(self.seats, np.int32)
+        """Of its full blocks, those that were offered to the prefix index or came from it."""
+        self.tenant = np.zeros(self.seats, np.int32)
+        """Numbers from `FairShare.index`, under `fair`."""
         self.owner = np.zeros(self.seats, np.int32)
         self.stream = np.zeros(self.seats, np.uint32)
         self.last_token_at = np.zeros(self.seats, np.float64)
@@ -102,6 +115,10 @@ class Lane:
     def num_running(self) -> int:
         return self.seats - len(self.free_slots)
 
+    @property
+    def may_preempt(self) -> bool:
+        return self.config.preemption is not Preemption.NONE
+
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.occupant if sequence is not None]
 
@@ -114,25 +131,12 @@ class Lane:
         """Whether the empty pool has room for all that a sequence may become."""
         return sequence.max_length - 1 <= self.pool.num_blocks * self.block_size
 
-    def blocked_by(self, sequence: Sequence, hit: list[int], without: Departure = NOBODY) -> WaitReason:
-        """What forbids to seat a waiting sequence now.
-
-        Its first own decode must find a block, and a running decode may soon need one each: so many stay free.
-        """
-        if not self.could_hold(sequence):
-            return WaitReason.POLICY
-        if not len(self.free_slots) + without.running:
-            return WaitReason.SEATS
-        available = self.pool.num_available - self.pool.num_evictable(hit) + without.freed_blocks
-        decoding = len(self.decoding) - without.decoding
-        headroom = max(self.watermark_blocks, decoding) if self.num_running > without.running else 0
-        length = min(len(sequence.tokens) + 1, sequence.max_length - 1)
-        needed = -(-length // self.block_size) - len(hit)
-        return WaitReason.KV_BLOCKS if needed + headroom > available else WaitReason.NONE
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
 
     def prefix_hit(self, sequence: Sequence) -> list[int]:
         """Cached blocks that a waiting sequence could start from; at least its last token is left to compute."""
-        if not self.config.prefix_caching or sequence.params.prompt_logprobs >= 0:
+        if not self.config.prefix_caching or not self.is_paged or sequence.params.prompt_logprobs >= 0:
             return []
         count = (len(sequence.tokens) - 1) // self.block_size
         self._extend_hashes(sequence, sequence.tokens, count)
@@ -142,14 +146,19 @@ class Lane:
         key = self.model.fingerprint + self.block_size.to_bytes(4, "little")
         if sequence.hash_key != key:
             sequence.hash_key, sequence.hashes = key, []
-        extend_hashes(sequence.hashes, tokens, self.block_size, key, count)
+        extend_hashes(sequence.hashes, tokens, self.block_size, key, count, sequence.salt)
 
-    def admit(self, sequence: Sequence, hit: list[int]) -> None:
-        """Seat a waiting sequence with blocks for all its known tokens, the first of them shared from the cache."""
+    def num_blocks_at_admission(self, sequence: Sequence) -> int:
+        """Blocks for all its known tokens; under contiguous KV, for all that it may become."""
+        return self.num_blocks_for(len(sequence.tokens) if self.is_paged else max(1, sequence.max_length - 1))
+
+    def admit(self, sequence: Sequence, hit: list[int], predicted_length: int) -> None:
+        """Seat a waiting sequence with its blocks: the first shared from the cache, the next swapped in."""
         slot = self.free_slots.pop()
         count = len(sequence.tokens)
         self.pool.share(hit)
-        table = hit + self.pool.allocate(-(-count // self.block_size) - len(hit))
+        table = hit + self.pool.allocate(self.num_blocks_at_admission(sequence) - len(hit))
+        computed = self._swap_in(sequence, table, len(hit))
         sequence.state, sequence.lane, sequence.slot, sequence.prefilling = State.RUNNING, self, slot, True
         self.occupant[slot] = sequence
         self.generation[slot] += 1
@@ -157,8 +166,10 @@ class Lane:
         self.blocks[slot, : len(table)] = table
         self.num_blocks[slot] = len(table)
         self.length[slot] = count
-        self.computed[slot] = len(hit) * self.block_size
+        self.computed[slot] = computed
+        self.num_published[slot] = len(hit)
         self.max_length[slot] = min(sequence.max_length, self.model.max_model_len)
+        self.predicted_length[slot] = predicted_length
         self.owner[slot], self.stream[slot] = sequence.owner, sequence.stream
         self.last_token_at[slot] = sequence.last_token_at
         self.prefilling.append(sequence)
@@ -168,29 +179,59 @@ class Lane:
                 generation=int(self.generation[slot]),
                 tokens=sequence.tokens,
                 prompt_length=sequence.prompt_length,
-                computed=int(self.computed[slot]),
+                computed=computed,
                 blocks=self.blocks[slot, : len(table)].copy(),
                 params=sequence.params,
             )
         )
 
-    def append_block(self, slot: int) -> None:
-        """Give a slot one more block."""
-        (block,) = self.pool.allocate(1)
-        self.blocks[slot, self.num_blocks[slot]] = block
-        self.num_blocks[slot] += 1
-        self.changes.appended_slots.append(slot)
-        self.changes.appended_blocks.append(block)
+    # --- swapping ---
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Order the KV of a running sequence to be moved to the host, before its blocks are given up.
+
+        Returns whether there is room for it, and anything to move.
+        """
+        slot = sequence.slot
+        count = self.num_blocks_for(int(self.computed[slot]))
+        host = self.host.allocate(count) if count and self.changes.is_told(slot) else None
+        if host is None:
+            return False
+        self.changes.swap_outs += zip(self.blocks[slot, :count].tolist(), host, strict=True)
+        sequence.swapped = SwappedKv(self, host, int(self.computed[slot]))
+        return True
+
+    def _swap_in(self, sequence: Sequence, table: list[int], num_hit: int) -> int:
+        """Order what the host holds beyond the hit into the blocks of the table; how many tokens are computed then."""
+        swapped, computed = sequence.swapped, num_hit * self.block_size
+        if swapped is None:
+            return computed
+        if swapped.lane is self and swapped.computed > computed:
+            pairs = zip(swapped.blocks[num_hit:], table[num_hit : len(swapped.blocks)], strict=True)
+            self.changes.swap_ins += pairs
+            computed = swapped.computed
+        drop_swapped(sequence)
+        return computed
+
+    # --- running sequences ---
+
+    def append_blocks(self, slots: NDArray[np.uint16]) -> None:
+        """Give each of these slots one more block."""
+        blocks = self.pool.allocate(len(slots))
+        self.blocks[slots, self.num_blocks[slots]] = blocks
+        self.num_blocks[slots] += 1
+        self.changes.appended_slots += slots.tolist()
+        self.changes.appended_blocks += blocks
 
     def publish(self, sequence: Sequence) -> None:
         """Make the full blocks that are computed and acknowledged findable by later sequences."""
-        if not self.config.prefix_caching:
-            return
         slot = sequence.slot
-        count = int(self.computed[slot]) // self.block_size
+        first, count = int(self.num_published[slot]), int(self.computed[slot]) // self.block_size
+        if count <= first or not self.config.prefix_caching or sequence.retention is Retention.DROP:
+            return
         self._extend_hashes(sequence, self.tokens[slot], count)
-        for block, digest in zip(self.blocks[slot, :count].tolist(), sequence.hashes[:count], strict=True):
-            self.pool.publish(block, digest)
+        self.num_published[slot] = count
+        self.pool.publish_many(self.blocks[slot, first:count].tolist(), sequence.hashes[first:count])
 
     def release(self, sequence: Sequence) -> None:
         """Give up a sequence's slot and blocks. Nothing may be in flight that writes them.
@@ -202,13 +243,12 @@ class Lane:
         self.publish(sequence)
         sequence.tokens = self.tokens[slot, : self.length[slot]].copy()
         sequence.last_token_at = float(self.last_token_at[slot])
-        self.pool.release(self.table(slot))
+        self.pool.release(self.table(slot), sequence.retention)
         self.leave_slot(sequence)
         self.free_slots.append(slot)
-        told = all(item.slot != slot for item in self.changes.new)
-        self.changes.forget(slot)
-        if told:
+        if self.changes.is_told(slot):
             self.changes.freed.append(slot)
+        self.changes.forget(slot)
 
     def leave_slot(self, sequence: Sequence) -> None:
         """Take a sequence out of the running set."""
@@ -238,3 +278,10 @@ class Lane:
             assert int(self.num_blocks[slot]) * self.block_size >= computed
             if slot in decoding:
                 assert computed == length - 1
+
+
+def drop_swapped(sequence: Sequence) -> None:
+    """Give back the host blocks of a sequence, if it has any."""
+    if sequence.swapped is not None:
+        sequence.swapped.lane.host.release(sequence.swapped.blocks)
+        sequence.swapped = None

@@ -8,62 +8,81 @@ from __future__ import annotations
 import numpy as np
 
 from common.wire import Plan
+from scheduler_svc.core.config import Batching, Preemption, Prefill
 from scheduler_svc.core.counters import Counters
-from scheduler_svc.core.lane import Departure, InFlight, Lane, PlanChanges
+from scheduler_svc.core.lane import InFlight, Lane, PlanChanges
+from scheduler_svc.core.model_queue import ModelQueue
+from scheduler_svc.core.seating import WINDOW, Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
-from scheduler_svc.core.waiting_queue import ModelQueue
 
-MAX_SET_ASIDE = 32
-"""How many sequences that are too large for a lane it passes over, in one plan, to reach one that it can take."""
+NO_SLOTS = np.empty(0, np.uint16)
+NO_LENGTHS = np.empty(0, np.int32)
 
 
 class Planner:
-    """One plan for one lane. `peers` are the other lanes that take sequences from the same queue."""
+    """One plan for one lane."""
 
-    def __init__(self, lane: Lane, peers: list[Lane], queue: ModelQueue, counters: Counters, now: float) -> None:
-        self.lane, self.peers, self.queue, self.counters, self.now = lane, peers, queue, counters, now
+    def __init__(self, lane: Lane, queue: ModelQueue, seating: Seating, counters: Counters, now: float) -> None:
+        self.lane, self.queue, self.seating, self.counters, self.now = lane, queue, seating, counters, now
+        self.config = lane.config
         self.chunks: dict[Sequence, int] = {}
         self.num_chunk_tokens = 0
+        self.prefill_budget = lane.token_budget
+        """Tokens of this iteration that prefill may take."""
 
     def build(self) -> Plan | None:
         """Decide the iteration, or None when there is nothing to run."""
         lane = self.lane
         assert lane.in_flight is None
-        preempted = self._grow_decodes()
-        shorts, longs = self._under_way()
-        for sequence in shorts:
-            self._take(sequence, self._left(longs))
-        if preempted:
-            self.queue.block(self.queue.head(), WaitReason.KV_BLOCKS)
-        elif not lane.draining:
-            self._admit_waiting(longs)
-        for sequence in longs:
-            self._take(sequence, self._left([]))
+        self.queue.refresh(self.now)
+        if self.config.prefill is Prefill.SEPARATE:
+            self._plan_prefills(may_admit=True)
+            decodes = NO_SLOTS
+            if not self.chunks:
+                self._grow_decodes()
+                decodes = lane.decoding
+        else:
+            preempted = self._grow_decodes()
+            self.prefill_budget = self._prefill_beside(len(lane.decoding))
+            self._plan_prefills(may_admit=not preempted)
+            decodes = lane.decoding
         lane.last_ticket = self.queue.last_ticket
-        if not len(lane.decoding) and not self.chunks:
+        if not len(decodes) and not self.chunks:
             return None
-        return self._seal()
+        return self._seal(decodes)
 
-    def _seal(self) -> Plan:
+    def _prefill_beside(self, num_decodes: int) -> int:
+        """Prefill tokens that may ride along with so many decodes."""
+        left = self.lane.token_budget - num_decodes
+        if not self.config.target_itl_ms or not num_decodes or left <= 0:
+            return left
+        return self.lane.pace.prefill_tokens(num_decodes, left, self.config.target_itl_ms / 1000)
+
+    def _seal(self, decodes: np.ndarray[tuple[int], np.dtype[np.uint16]]) -> Plan:
         lane, changes = self.lane, self.lane.changes
         lane.iteration += 1
         prefills = list(self.chunks.items())
-        num_tokens = len(lane.decoding) + self.num_chunk_tokens
-        lane.in_flight = InFlight(lane.iteration, lane.decoding, prefills, self.now, num_tokens)
+        lane.in_flight = InFlight(lane.iteration, decodes, prefills, self.now, len(decodes) + self.num_chunk_tokens)
         lane.changes = PlanChanges()
+        lane.host.settle()
+        self.counters.swapped_out_blocks += len(changes.swap_outs)
+        self.counters.swapped_in_blocks += len(changes.swap_ins)
+        lane.batch_is_closed = self.config.batching is Batching.REQUEST
         return Plan(
             epoch=lane.epoch,
             iteration=lane.iteration,
-            decodes=lane.decoding,
-            prefills=np.array([sequence.slot for sequence, _ in prefills], np.uint16),
-            prefill_lengths=np.array([chunk for _, chunk in prefills], np.int32),
+            decodes=decodes,
+            prefills=np.array([s.slot for s, _ in prefills], np.uint16) if prefills else NO_SLOTS,
+            prefill_lengths=np.array([chunk for _, chunk in prefills], np.int32) if prefills else NO_LENGTHS,
             new=tuple(changes.new),
             freed=np.array(changes.freed, np.uint16),
             appended_slots=np.array(changes.appended_slots, np.uint16),
             appended_blocks=np.array(changes.appended_blocks, np.int32),
+            swap_outs=np.array(changes.swap_outs, np.int32).reshape(-1),
+            swap_ins=np.array(changes.swap_ins, np.int32).reshape(-1),
         )
 
-    # --- seated sequences ---
+    # --- decodes ---
 
     def _grow_decodes(self) -> bool:
         """Give each decode that starts a block one more; preempt the last by key where the pool is exhausted.
@@ -72,149 +91,121 @@ class Planner:
         """
         lane = self.lane
         slots = lane.decoding
-        needy = slots[lane.computed[slots] >= lane.num_blocks[slots] * lane.block_size].tolist()
-        short_of_blocks = len(needy) > lane.pool.num_available
-        if short_of_blocks:
-            needy.sort(key=lambda slot: self._occupant(slot).key)
-        for slot in needy:
-            sequence = lane.occupant[slot]
-            while sequence is not None and sequence.slot == slot and not lane.pool.num_available:
-                self._preempt(max(lane.running(), key=lambda candidate: candidate.key))
-            if sequence is not None and sequence.slot == slot:
-                lane.append_block(slot)
-        return short_of_blocks
+        needy = slots[lane.computed[slots] >= lane.num_blocks[slots] * lane.block_size]
+        if len(needy) <= lane.pool.num_available:
+            if len(needy):
+                lane.append_blocks(needy)
+            return False
+        last_first = sorted(lane.running(), key=lambda sequence: sequence.key)
+        while len(needy) > lane.pool.num_available:
+            victim = last_first.pop()
+            needy = needy[needy != victim.slot]
+            self.preempt(victim)
+        lane.append_blocks(needy)
+        return True
 
-    def _occupant(self, slot: int) -> Sequence:
-        sequence = self.lane.occupant[slot]
-        assert sequence is not None
-        return sequence
+    def preempt(self, victim: Sequence) -> None:
+        """Back to the queue with its tokens, to be resumed later."""
+        lane = self.lane
+        assert lane.may_preempt, "no room for a running sequence, and none may give way"
+        self.num_chunk_tokens -= self.chunks.pop(victim, 0)
+        swapped = self.config.preemption is Preemption.SWAP and lane.swap_out(victim)
+        self.counters.recomputed_tokens += 0 if swapped else int(lane.computed[victim.slot])
+        lane.release(victim)
+        victim.state = State.WAITING
+        victim.num_preemptions += 1
+        self.counters.preemptions += 1
+        self.queue.add(victim, self.now)
 
-    def _under_way(self) -> tuple[list[Sequence], list[Sequence]]:
-        """(short, long) prefills that have begun, each by key."""
-        under_way = sorted(self.lane.prefilling, key=lambda sequence: sequence.key)
-        return [s for s in under_way if not s.is_long], [s for s in under_way if s.is_long]
+    # --- prefills ---
+
+    def _plan_prefills(self, *, may_admit: bool) -> None:
+        """Chunks for prefills under way, short ones first, then new ones; one long one beside them."""
+        lane = self.lane
+        under_way = sorted(lane.prefilling, key=lambda sequence: sequence.key)
+        longs = [sequence for sequence in under_way if sequence.is_long]
+        for sequence in under_way:
+            if not sequence.is_long:
+                self._take(sequence, self._left(longs))
+        if lane.draining:
+            pass
+        elif not may_admit:
+            self.queue.blocked(self.queue.head(), WaitReason.KV_BLOCKS, [], self.now)
+        elif self.config.batching is Batching.REQUEST and lane.batch_is_closed and lane.num_running:
+            self.queue.all_blocked(WaitReason.POLICY, self.now)
+        else:
+            self._admit_waiting(longs)
+        for sequence in longs:
+            self._take(sequence, self._left([]))
 
     def _left(self, longs: list[Sequence]) -> int:
         """Tokens that short prefills may still take. The first long one is sure of half of what decodes leave.
 
         So neither waits for more than the other's current work.
         """
-        lane = self.lane
-        budget = lane.token_budget - len(lane.decoding)
-        kept = min(self._chunk(longs[0]), budget - budget // 2) if longs else 0
+        budget = self.prefill_budget
+        kept = min(self._remaining(longs[0]), budget - budget // 2) if longs else 0
         return budget - kept - self.num_chunk_tokens
 
-    def _chunk(self, sequence: Sequence) -> int:
+    def _remaining(self, sequence: Sequence) -> int:
         """The most that one iteration may compute of a sequence."""
         remaining = int(self.lane.length[sequence.slot] - self.lane.computed[sequence.slot])
-        cap = self.lane.config.max_prefill_chunk
+        cap = self.config.max_prefill_chunk
         return min(remaining, cap) if cap else remaining
 
     def _take(self, sequence: Sequence, left: int) -> None:
-        """Plan the next chunk of a sequence."""
-        chunk = min(self._chunk(sequence), left)
+        """Plan the next chunk of a sequence. Without chunked prefill one that does not fit waits until it is first."""
+        wanted = self._remaining(sequence)
+        if wanted > left and not self.config.chunked_prefill and self.chunks:
+            return
+        chunk = min(wanted, left)
         if chunk > 0:
             self.chunks[sequence] = chunk
             self.num_chunk_tokens += chunk
 
-    # --- admission ---
-
     def _admit_waiting(self, longs: list[Sequence]) -> None:
         """Seat waiting sequences by key, as long as there are seats, tokens and blocks.
 
-        One long prefill runs at a time, but for one of a higher class; short ones pass those that wait.
+        One long prefill runs at a time, but for one of a higher rank; short ones pass those that wait. A batch that is
+        held until its last member ends is not bounded by the tokens of its first iteration.
         """
         lane, queue = self.lane, self.queue
+        whole_batch = self.config.batching is Batching.REQUEST
         aside: list[Sequence] = []
-        queue.block(None, WaitReason.NONE)
+        reason = WaitReason.NONE
         while True:
-            head = queue.head(long_above=longs[0].priority if longs else None)
+            head = queue.head(long_above=longs[0].rank if longs and not whole_batch else None)
             if head is None:
                 break
-            if not lane.could_hold(head) and len(aside) < MAX_SET_ASIDE:
-                queue.remove(head)
+            if len(aside) < WINDOW and self.seating.passed_over(head):
+                queue.set_aside(head)
                 aside.append(head)
                 continue
-            blocked_by = WaitReason.TOKEN_BUDGET if self._left(longs) <= 0 else self._admit(head)
-            if blocked_by is not WaitReason.NONE:
-                queue.block(head, blocked_by)
+            reason = WaitReason.TOKEN_BUDGET
+            if whole_batch or self._left(longs) > 0:
+                reason = self.seating.admit(head, self.preempt)
+            if reason is not WaitReason.NONE:
                 break
-            longs[:] = [s for s in longs if s.lane is lane]
+            self._note_admission(head)
+            longs[:] = [sequence for sequence in longs if sequence.lane is lane]
             if head.is_long:
                 longs.insert(0, head)
             else:
                 self._take(head, self._left(longs))
         for sequence in aside:
             queue.put_back(sequence)
+        queue.blocked(head, reason, aside, self.now)
 
-    def _admit(self, sequence: Sequence) -> WaitReason:
-        """Seat the head of the queue, by preempting a lower class where that is enough. Returns what forbids it."""
-        lane = self.lane
-        if self._better_elsewhere(sequence):
-            return WaitReason.POLICY
-        if sequence.is_suspect and any(other.is_suspect for other in lane.running()):
-            return WaitReason.POLICY
-        hit = lane.prefix_hit(sequence)
-        blocked_by = lane.blocked_by(sequence, hit)
-        if blocked_by is not WaitReason.NONE:
-            victims = self._lower_class_victims(sequence, hit)
-            if not victims or self._left_to_peer(sequence, self.peers):
-                return blocked_by
-            for victim in victims:
-                self._preempt(victim)
-            hit = lane.prefix_hit(sequence)
-        self.queue.remove(sequence)
-        lane.admit(sequence, hit)
-        self._count_admission(sequence, len(hit) * lane.block_size)
-        return WaitReason.NONE
-
-    def _better_elsewhere(self, sequence: Sequence) -> bool:
-        """Whether this lane has its even share of running and waiting sequences, and a peer with room has not."""
-        if not self.peers:
-            return False
-        total = len(self.queue) + self.lane.num_running + sum(peer.num_running for peer in self.peers)
-        share = -(-total // (1 + len(self.peers)))
-        if self.lane.num_running < share:
-            return False
-        return self._left_to_peer(sequence, [peer for peer in self.peers if peer.num_running < share])
-
-    def _left_to_peer(self, sequence: Sequence, peers: list[Lane]) -> bool:
-        """Leave a sequence to a peer that has room, but only once: what waited at this lane's last plan is taken.
-
-        So balance never costs more than one iteration, even where the peer hangs.
-        """
-        if sequence.ticket <= self.lane.last_ticket:
-            return False
-        return any(peer.blocked_by(sequence, []) is WaitReason.NONE for peer in peers)
-
-    def _lower_class_victims(self, sequence: Sequence, hit: list[int]) -> list[Sequence]:
-        """The fewest sequences of lower classes, last first, that must go to seat this one; none when not enough."""
-        lane = self.lane
-        candidates = [other for other in lane.running() if other.priority > sequence.priority]
-        candidates.sort(key=lambda other: other.key, reverse=True)
-        shared, freed_blocks, decoding = set(hit), 0, 0
-        for count, victim in enumerate(candidates, start=1):
-            # The hit's own blocks free no room: they are needed again at once.
-            freed_blocks += lane.pool.num_releasable(b for b in lane.table(victim.slot) if b not in shared)
-            decoding += not victim.prefilling
-            without = Departure(count, decoding, freed_blocks)
-            if lane.blocked_by(sequence, hit, without) is WaitReason.NONE:
-                return candidates[:count]
-        return []
-
-    def _preempt(self, victim: Sequence) -> None:
-        """Back to the queue with its tokens, to be recomputed later."""
-        self.num_chunk_tokens -= self.chunks.pop(victim, 0)
-        self.lane.release(victim)
-        victim.state = State.WAITING
-        victim.num_preemptions += 1
-        self.counters.preemptions += 1
-        self.queue.add(victim)
-
-    def _count_admission(self, sequence: Sequence, cached: int) -> None:
+    def _note_admission(self, sequence: Sequence) -> None:
+        lane, share = self.lane, self.queue.share
+        computed = int(lane.computed[sequence.slot])
+        if share is not None:
+            lane.tenant[sequence.slot] = share.index(sequence.tenant)
         if sequence.admitted < 0:
             sequence.admitted = self.now
-            sequence.cached_tokens = cached
+            sequence.cached_tokens = computed
             self.counters.queue_time.observe(self.now - sequence.arrived)
             self.counters.prefix_queries += sequence.prompt_length
-            self.counters.prefix_hits += cached
+            self.counters.prefix_hits += computed
+            if share is not None:
+                share.charge_prompt(sequence.tenant, len(sequence.tokens) - computed)

@@ -9,20 +9,23 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from hashlib import blake2b
 
 import numpy as np
 
-from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit
+from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Retention, Submit
 from common.wire.codec import Message
 from scheduler_svc.core.applier import Applied, apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
-from scheduler_svc.core.lane import InFlight, Lane
+from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
+from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.planner import Planner
+from scheduler_svc.core.prediction import OutputLengths
 from scheduler_svc.core.reporting import prompt_scores, token_messages
+from scheduler_svc.core.seating import Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
-from scheduler_svc.core.waiting_queue import ModelQueue
 
 
 class Scheduler:
@@ -38,12 +41,16 @@ class Scheduler:
         """By model name; a model stays known when its last executor has gone."""
         self.models: dict[str, ModelCard] = {}
         """The card that each model's latest executor brought."""
+        self.output_lengths: dict[str, OutputLengths] = {}
+        """What each model's answers taught."""
         self.kv_capacity: dict[str, int] = {}
         """Tokens of KV in each model's largest pool; while it has no lane, what it last had."""
         self.outbox: list[tuple[int, Message]] = []
         """(frontend, message) in the order in which they must be sent."""
         self.live: dict[tuple[int, int], Sequence] = {}
         """Every accepted sequence that has not ended, by (frontend, stream)."""
+        self.by_request: dict[str, list[Sequence]] = {}
+        """The same, by request id; clients may use one for several requests."""
         self._vacant_since: dict[str, float] = {}
         """Since when a known model has had no lane."""
         self._num_submitted = 0
@@ -62,24 +69,40 @@ class Scheduler:
             self.refuse(owner, request, refusal)
             return
         prompt = np.array(request.prompt, np.int32)
+        deadline = now + (request.deadline_ms / 1000 or self.config.default_deadline_s)
+        queue = self.queues[request.model]
         for i, stream in enumerate(streams):
             seed = (request.params.seed + i) % (1 << 64)
             sequence = Sequence(
                 owner=owner,
                 stream=stream,
+                index=i,
                 request_id=request.request_id,
                 model=request.model,
                 params=replace(request.params, seed=seed) if i else request.params,
                 priority=request.priority,
+                rank=request.priority,
                 number=self._num_submitted,
                 arrived=now,
+                deadline=deadline,
                 tokens=prompt,
                 prompt_length=len(prompt),
                 tenant=request.tenant,
+                salt=self._chain_root(request),
+                retention=Retention(request.retention),
             )
             self._num_submitted += 1
             self.live[owner, stream] = sequence
-            self.queues[request.model].add(sequence)
+            self.by_request.setdefault(request.request_id, []).append(sequence)
+            if queue.share is not None:
+                queue.share.begin(sequence.tenant)
+            queue.add(sequence, now)
+
+    def _chain_root(self, request: Submit) -> bytes:
+        """What the request's prefix hashes are chained to: whose roots differ share nothing."""
+        if not self.config.isolate_tenants:
+            return request.salt
+        return blake2b(request.salt, digest_size=16, key=blake2b(request.tenant.encode()).digest()).digest()
 
     def refuse(self, owner: int, request: Submit, answer: Ended) -> None:
         """End every stream of a request with this answer, without accepting it."""
@@ -94,6 +117,8 @@ class Scheduler:
             return Ended(0, EndReason.NO_EXECUTOR, message=f"no executor serves the model {request.model!r}")
         if any((owner, request.first_stream + i) in self.live for i in range(request.n)):
             return Ended(0, EndReason.REJECTED, message="the stream number is in use")
+        if request.n > self.config.max_waiting:
+            return Ended(0, EndReason.REJECTED, message=f"n: at most {self.config.max_waiting} sequences may wait")
         if sum(other.num_new for other in self.queues.values()) + request.n > self.config.max_waiting:
             wait = min(120, max(1, math.ceil(len(queue) * self._mean_gap_s)))
             return Ended(0, EndReason.QUEUE_FULL, message="the queue is full", retry_after_s=wait)
@@ -113,43 +138,56 @@ class Scheduler:
             text = "max_tokens must be at least 1"
         return Ended(0, EndReason.REJECTED, message=text) if text else None
 
-    def abort(self, owner: int, streams: Iterable[int]) -> None:
+    def abort(self, owner: int, streams: Iterable[int], now: float) -> None:
         """Drop these streams. Unknown and ended ones are passed over."""
         for stream in streams:
             sequence = self.live.get((owner, stream))
             if sequence is not None:
-                self._drop(sequence)
+                self._finish(sequence, EndReason.ABORTED, now)
 
-    def abort_owner(self, owner: int) -> None:
+    def abort_owner(self, owner: int, now: float) -> None:
         """Drop all streams of a frontend."""
-        self.abort(owner, [stream for frontend, stream in self.live if frontend == owner])
+        self.abort(owner, [stream for frontend, stream in self.live if frontend == owner], now)
 
-    def _drop(self, sequence: Sequence) -> None:
-        del self.live[sequence.owner, sequence.stream]
-        self.counters.ended[EndReason.ABORTED.name] += 1
-        lane = sequence.lane
+    def end_all(self, reason: EndReason, message: str, now: float) -> None:
+        """End every live sequence, at shutdown."""
+        for sequence in list(self.live.values()):
+            self._end(sequence, reason, now, message)
+
+    def _end(self, sequence: Sequence, reason: EndReason, now: float, message: str = "") -> None:
+        """A live sequence is over: free what it holds and tell its frontend."""
+        self._finish(sequence, reason, now)
+        cached = max(sequence.cached_tokens, 0)
+        self.outbox.append((sequence.owner, Ended(sequence.stream, reason, cached, message)))
+
+    def _finish(self, sequence: Sequence, reason: EndReason, now: float) -> None:
+        """Take a sequence out of everything, but for what an iteration in flight may still write (the fence)."""
+        lane, queue = sequence.lane, self.queues[sequence.model]
         if lane is None:
-            self.queues[sequence.model].remove(sequence)
+            queue.remove(sequence, now)
+            drop_swapped(sequence)
             sequence.state = State.FINISHED
         elif lane.in_flight is not None:
-            # The fence: the iteration in flight may still write its blocks.
             sequence.aborted = True
             lane.in_flight.deferred.append(sequence)
         else:
             lane.release(sequence)
             sequence.state = State.FINISHED
-
-    def end_all(self, reason: EndReason, message: str) -> None:
-        """End every live sequence, at shutdown."""
-        for sequence in list(self.live.values()):
-            self._end(sequence, reason, message)
+        if queue.share is not None:
+            queue.share.end(sequence.tenant)
+        del self.live[sequence.owner, sequence.stream]
+        siblings = self.by_request[sequence.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self.by_request[sequence.request_id]
+        self.counters.ended[reason.name] += 1
 
     # --- lanes ---
 
     def lanes_of(self, model: str) -> list[Lane]:
         return [lane for lane in self.lanes.values() if lane.model.name == model]
 
-    def attach(self, name: str, model: ModelCard, limits: Limits) -> Lane:
+    def attach(self, name: str, model: ModelCard, limits: Limits, now: float) -> Lane:
         """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit."""
         for lane in self.lanes_of(model.name):
             check_alike(lane, model, limits)
@@ -163,11 +201,13 @@ class Scheduler:
         self.models[model.name] = model
         self._measure_capacity(model.name)
         self._vacant_since.pop(model.name, None)
-        queue = self.queues.setdefault(model.name, ModelQueue())
+        self.output_lengths.setdefault(model.name, OutputLengths())
+        queue = self.queues.setdefault(model.name, ModelQueue(self.config))
         queue.long_threshold = self.config.long_threshold(min(o.token_budget for o in self.lanes_of(model.name)))
         for sequence in list(queue):
-            self._refit(sequence, model)
-        self._end_too_large(model.name)
+            self._refit(sequence, model, now)
+        self._end_too_large(model.name, now)
+        queue.all_blocked(WaitReason.POLICY, now)
         return lane
 
     def _make_room(self, model: ModelCard) -> None:
@@ -176,7 +216,7 @@ class Scheduler:
             if cards_fit(self.models, model):
                 return
             if vacant != model.name and not len(self.queues[vacant]):
-                for table in (self.models, self.queues, self.kv_capacity, self._vacant_since):
+                for table in (self.models, self.queues, self.output_lengths, self.kv_capacity, self._vacant_since):
                     del table[vacant]
         if not cards_fit(self.models, model):
             raise AttachError("the models served make too many or too large cards for one more")
@@ -194,18 +234,18 @@ class Scheduler:
         sizes = [lane.limits.num_blocks * lane.block_size for lane in self._admitting(model)]
         self.kv_capacity[model] = max(sizes, default=self.kv_capacity.get(model, 0))
 
-    def _end_too_large(self, model: str) -> None:
+    def _end_too_large(self, model: str, now: float) -> None:
         """End what waits and is larger than every pool, lest it stand at the head of the queue for ever."""
         for sequence in list(self.queues[model]):
             if sequence.max_length - 1 > self.kv_capacity[model]:
-                self._end(sequence, EndReason.FAILED, "no executor that is left has room for this request")
+                self._end(sequence, EndReason.FAILED, now, "no executor that is left has room for this request")
 
-    def _refit(self, sequence: Sequence, model: ModelCard) -> None:
+    def _refit(self, sequence: Sequence, model: ModelCard, now: float) -> None:
         """End a waiting sequence that the newly attached model cannot go on with."""
         if sequence.num_generated and sequence.fingerprint != model.fingerprint:
-            self._end(sequence, EndReason.FAILED, "the model was replaced while the answer was being written")
+            self._end(sequence, EndReason.FAILED, now, "the model was replaced while the answer was being written")
         elif sequence.max_length > model.max_model_len or int(sequence.tokens.max()) >= model.vocab_size:
-            self._end(sequence, EndReason.FAILED, "the model was replaced by one that cannot hold this request")
+            self._end(sequence, EndReason.FAILED, now, "the model was replaced by one that cannot hold this request")
 
     def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
         """Close a lane. Its sequences wait again with their tokens; `guilty` slots end with an error.
@@ -217,6 +257,10 @@ class Scheduler:
         flight, lane.in_flight = lane.in_flight, None
         blamed = {lane.occupant[slot] for slot in guilty if slot < lane.seats}
         members = self._members(lane, flight)
+        queue = self.queues[lane.model.name]
+        for sequence in queue:
+            if sequence.swapped is not None and sequence.swapped.lane is lane:
+                sequence.swapped = None
         for sequence in lane.running():
             lane.release(sequence)
             sequence.state = State.WAITING
@@ -225,11 +269,11 @@ class Scheduler:
                 continue
             if sequence in members:
                 sequence.strike()
-            self.queues[sequence.model].add(sequence)
+            queue.add(sequence, now)
             if sequence in blamed:
-                self._end(sequence, EndReason.FAILED, reason or "the executor refused this sequence")
+                self._end(sequence, EndReason.FAILED, now, reason or "the executor refused this sequence")
             elif sequence.strikes >= self.config.max_strikes:
-                self._end(sequence, EndReason.FAILED, f"every executor that ran it failed; last: {reason}")
+                self._end(sequence, EndReason.FAILED, now, f"every executor that ran it failed; last: {reason}")
         self._after_detach(lane.model.name, now)
 
     @staticmethod
@@ -241,13 +285,24 @@ class Scheduler:
         return {sequence for sequence in rows if sequence is not None} | {s for s, _ in flight.prefills}
 
     def _after_detach(self, model: str, now: float) -> None:
+        self._note_lanes(model, now)
         if not self.lanes_of(model):
             self._vacant_since[model] = now
             return
         self._measure_capacity(model)
-        self._end_too_large(model)
+        self._end_too_large(model, now)
 
-    def drain(self, lane: Lane) -> None:
+    def _note_lanes(self, model: str, now: float) -> None:
+        """Tell the queue when no lane looks at it."""
+        if not self._admitting(model):
+            reason = WaitReason.PAUSED if self.lanes_of(model) else WaitReason.NO_EXECUTOR
+            self.queues[model].all_blocked(reason, now)
+
+    def leave(self, lane: Lane) -> None:
+        """An executor wants to go: drain its lane from its next plan on."""
+        lane.draining = True
+
+    def drain(self, lane: Lane, now: float) -> None:
         """Give a lane no new sequence; move its own to lanes that have the room, and let the others finish here."""
         lane.draining = True
         model = lane.model.name
@@ -257,9 +312,10 @@ class Scheduler:
                 if any(peer.could_hold(sequence) for peer in peers):
                     lane.release(sequence)
                     sequence.state = State.WAITING
-                    self.queues[model].add(sequence)
+                    self.queues[model].add(sequence, now)
+        self._note_lanes(model, now)
         self._measure_capacity(model)
-        self._end_too_large(model)
+        self._end_too_large(model, now)
 
     def expire(self, now: float) -> float | None:
         """End what has waited out the hold time. Returns when to call again, or None."""
@@ -271,7 +327,7 @@ class Scheduler:
                 continue
             for sequence in list(self.queues[model]):
                 text = f"no executor came for the model {model!r} within {self.config.hold_s:g} s"
-                self._end(sequence, EndReason.NO_EXECUTOR, text)
+                self._end(sequence, EndReason.NO_EXECUTOR, now, text)
         return due
 
     # --- iterations ---
@@ -280,13 +336,15 @@ class Scheduler:
         """The lane's next iteration, or None when it has nothing to run. The lane must be idle."""
         model = lane.model.name
         if lane.draining:
-            self.drain(lane)
+            self.drain(lane, now)
         peers = [other for other in self._admitting(model) if other is not lane]
-        return Planner(lane, peers, self.queues[model], self.counters, now).build()
+        queue = self.queues[model]
+        seating = Seating(lane, peers, queue, self.output_lengths[model], now)
+        return Planner(lane, queue, seating, self.counters, now).build()
 
     def apply(self, lane: Lane, result: Result, now: float) -> None:
         """Take an iteration's outcome. Raises `LaneError` when it cannot be one; then `detach` the lane."""
-        flight, applied = apply_result(lane, result, now)
+        flight, applied = apply_result(lane, result)
         for sequence in applied.first_tokens:
             sequence.fingerprint = lane.model.fingerprint
             self.counters.time_to_first_token.observe(now - sequence.arrived)
@@ -296,7 +354,8 @@ class Scheduler:
         self.outbox.extend(prompt_scores(lane, result))
         for sequence, code in applied.finished:
             self.counters.e2e_latency.observe(now - sequence.arrived)
-            self._end(sequence, EndReason(code))
+            self.output_lengths[sequence.model].observe(sequence.tenant, sequence.num_generated)
+            self._end(sequence, EndReason(code), now)
         for sequence in flight.deferred:
             lane.release(sequence)
             sequence.state = State.FINISHED
@@ -311,6 +370,11 @@ class Scheduler:
         before = lane.last_token_at[applied.slots]
         counters.inter_token_latency.observe_all(now - before[before >= 0])
         lane.last_token_at[applied.slots] = now
+        num_decodes, seconds = len(flight.decodes), now - flight.planned_at
+        lane.pace.observe(num_decodes, flight.num_tokens - num_decodes, seconds, fit=self.config.target_itl_ms > 0)
+        share = self.queues[lane.model.name].share
+        if share is not None and len(applied.slots):
+            share.charge_generated(lane.tenant[applied.slots])
 
     def _note_drain_rate(self, count: int, now: float) -> None:
         """Endings count only while others wait: an idle service drains nothing."""
@@ -319,47 +383,26 @@ class Scheduler:
         if any(len(queue) for queue in self.queues.values()):
             self._mean_gap_s += 0.1 * (min(gap, 60.0) - self._mean_gap_s)
 
-    def _end(self, sequence: Sequence, reason: EndReason, message: str = "") -> None:
-        """A live sequence is over: free what it holds and tell its frontend."""
-        if sequence.lane is not None:
-            if sequence.lane.in_flight is not None:
-                sequence.aborted = True
-                sequence.lane.in_flight.deferred.append(sequence)
-            else:
-                sequence.lane.release(sequence)
-                sequence.state = State.FINISHED
-        else:
-            self.queues[sequence.model].remove(sequence)
-            sequence.state = State.FINISHED
-        del self.live[sequence.owner, sequence.stream]
-        self.counters.ended[reason.name] += 1
-        cached = max(sequence.cached_tokens, 0)
-        self.outbox.append((sequence.owner, Ended(sequence.stream, reason, cached, message)))
-
     # --- questions ---
 
     def why(self, sequence: Sequence) -> WaitReason:
         """Why a live sequence is not in an iteration now; NONE when it is, or when none is in flight."""
         if sequence.lane is not None:
             flight = sequence.lane.in_flight
-            starved = flight is not None and sequence.prefilling and sequence not in (s for s, _ in flight.prefills)
-            return WaitReason.TOKEN_BUDGET if starved else WaitReason.NONE
-        if not self.lanes_of(sequence.model):
-            return WaitReason.NO_EXECUTOR
-        if not self._admitting(sequence.model):
-            return WaitReason.PAUSED
-        return self.queues[sequence.model].why(sequence)
+            if flight is None:
+                return WaitReason.NONE
+            if sequence.prefilling:
+                planned = any(member is sequence for member, _ in flight.prefills)
+                return WaitReason.NONE if planned else WaitReason.TOKEN_BUDGET
+            # Only where phases are separate a decode stands aside.
+            return WaitReason.NONE if len(flight.decodes) else WaitReason.POLICY
+        return self.queues[sequence.model].clock.why(sequence)
 
     def waiting_by_reason(self) -> Counter[WaitReason]:
-        """How many wait for what. Of a queue, the head has its own reason; those behind it wait by policy."""
+        """How many wait for what."""
         counts: Counter[WaitReason] = Counter()
         for queue in self.queues.values():
-            head = queue.head()
-            if head is not None:
-                reason = self.why(head)
-                alike = reason in (WaitReason.NO_EXECUTOR, WaitReason.PAUSED)
-                counts[reason] += len(queue) if alike else 1
-                counts[WaitReason.POLICY] += 0 if alike else len(queue) - 1
+            counts += queue.clock.by_reason()
         return counts
 
     def check_invariants(self) -> None:
@@ -373,3 +416,8 @@ class Scheduler:
         live = {id(s) for s in self.live.values()}
         fenced = {id(s) for s in running if s.aborted}
         assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"
+        assert {id(s) for group in self.by_request.values() for s in group} == live
+        for lane in self.lanes.values():
+            swapped = [s.swapped for s in waiting if s.swapped is not None and s.swapped.lane is lane]
+            lane.host.check_invariants([kv.blocks for kv in swapped])
+        assert all(s.swapped is None for s in running)

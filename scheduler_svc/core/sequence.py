@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import SamplingParams
+from common.wire import Retention, SamplingParams
 
 if TYPE_CHECKING:
     from scheduler_svc.core.lane import Lane
@@ -33,6 +34,20 @@ class WaitReason(Enum):
     PAUSED = "paused"
 
 
+Key = tuple[int, float, int]
+"""Order of service: rank (lower first), the discipline's number, arrival. Victims are taken from the other end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SwappedKv:
+    """KV of a waiting sequence in the host pool of a lane's executor."""
+
+    lane: Lane
+    blocks: list[int]
+    computed: int
+    """Tokens whose KV they hold."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """State that outlives a lane. While it runs, its tokens and block table live in the lane's columns."""
@@ -41,6 +56,8 @@ class Sequence:
     """The frontend that asked for it."""
     stream: int
     """That frontend's number for it."""
+    index: int
+    """Which of its request's `n`."""
     request_id: str
     model: str
     params: SamplingParams
@@ -52,6 +69,17 @@ class Sequence:
     """Known tokens as of the last time it waited: the prompt, then what was generated."""
     prompt_length: int
     tenant: str = ""
+    salt: bytes = b""
+    """Root of its hash chain: prefixes are shared among sequences with the same one."""
+    retention: Retention = Retention.NORMAL
+    deadline: float = math.inf
+    rank: int = 0
+    """Its priority class, as lifted by ageing."""
+    key: Key = (0, 0.0, 0)
+    """As of when it last waited."""
+    waited: dict[WaitReason, float] = field(default_factory=dict)
+    """Seconds in queues, by reason; the present stay is added when it ends."""
+    swapped: SwappedKv | None = None
     ticket: int = 0
     """Rises with each entry into a queue: tells what a lane has seen waiting before."""
     state: State = State.WAITING
@@ -78,11 +106,6 @@ class Sequence:
     """Iterations with it that were lost, one after the other, since its last new token."""
     struck_at: int = -1
     """How many tokens it had then."""
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Order of service: priority class (lower first), then arrival. Victims are taken from the other end."""
-        return (self.priority, self.number)
 
     @property
     def num_tokens(self) -> int:

@@ -110,9 +110,12 @@ class ModelExecutor:
     epoch: int
     model: ModelCard
     limits: Limits
+    separate: bool = False
+    """Whether an iteration holds prefills or decodes, never both."""
     rows: dict[int, Row] = field(default_factory=dict)
     kv: dict[int, list[int | None]] = field(default_factory=dict)
     """Block -> the state that each of its positions holds."""
+    host_kv: dict[int, list[int | None]] = field(default_factory=dict)
     generations: dict[int, int] = field(default_factory=dict)
     iteration: int = 0
     computed_tokens: int = 0
@@ -123,8 +126,9 @@ class ModelExecutor:
         self.iteration += 1
         for slot in plan.freed.tolist():
             assert self.rows.pop(slot, None) is not None, f"slot {slot} freed but empty"
+        swapped_in = self._swap(plan)
         for new in plan.new:
-            self._admit(new)
+            self._admit(new, swapped_in)
         for slot, block in zip(plan.appended_slots.tolist(), plan.appended_blocks.tolist(), strict=True):
             self._own(slot, [block])
         self._check_membership(plan)
@@ -134,7 +138,20 @@ class ModelExecutor:
         sampling = [slot for slot, _ in work if not self.rows[slot].left]
         return self._sample(sampling, tuple(scores))
 
-    def _admit(self, new: NewSequence) -> None:
+    def _swap(self, plan: Plan) -> set[int]:
+        """Move blocks to the host and back; returns the device blocks that were filled."""
+        outs, ins = plan.swap_outs.reshape(-1, 2).tolist(), plan.swap_ins.reshape(-1, 2).tolist()
+        assert len({host for _, host in outs}) == len(outs), "two blocks swapped out into one"
+        assert len({device for _, device in ins}) == len(ins), "two blocks swapped in into one"
+        for device, host in outs:
+            assert 0 <= host < self.limits.num_host_blocks, "host block out of range"
+            self.host_kv[host] = list(self.kv[device])
+        for host, device in ins:
+            assert not [s for s, row in self.rows.items() if device in row.blocks], "swapped in over a block in use"
+            self.kv[device] = list(self.host_kv[host])
+        return {device for _, device in ins}
+
+    def _admit(self, new: NewSequence, swapped_in: set[int]) -> None:
         assert 0 <= new.slot < self.limits.max_num_seqs, "slot out of range"
         assert new.slot not in self.rows, f"slot {new.slot} admitted but not empty"
         assert new.generation > self.generations.get(new.slot, 0), "a generation must rise"
@@ -142,7 +159,10 @@ class ModelExecutor:
         tokens, blocks = new.tokens.tolist(), new.blocks.tolist()
         assert len(tokens) < self.model.max_model_len, "no room for a next token"
         whole, part = divmod(new.computed, self.limits.block_size)
-        assert not part, "a hit covers whole blocks"
+        assert not part or blocks[whole] in swapped_in, "a hit covers whole blocks"
+        whole += part > 0
+        for block in swapped_in & set(blocks):
+            assert blocks.index(block) < whole, "swapped in and not used"
         shared = blocks[:whole]
         row = Row(
             new.generation,
@@ -154,7 +174,8 @@ class ModelExecutor:
             new.params,
         )
         self.rows[new.slot] = row
-        assert new.params.prompt_logprobs < 0 or not new.computed, "a hit would leave prompt logprobs out"
+        missed = new.params.prompt_logprobs >= 0 and new.computed and not swapped_in & set(blocks)
+        assert not missed, "a hit would leave prompt logprobs out"
         self._check_content(new.slot, new.computed)
         self._own(new.slot, blocks[whole:])
 
@@ -180,6 +201,10 @@ class ModelExecutor:
             assert not self.rows[slot].finished, f"work for the finished slot {slot}"
         for slot in decodes:
             assert self.rows[slot].left == 1, "a decode has one token without KV"
+        if self.separate:
+            assert not decodes or not prefills, "decodes beside prefills"
+            if prefills:
+                return
         started = [s for s, row in self.rows.items() if row.left == 1 and row.computed and not row.finished]
         for slot in started:
             row = self.rows[slot]

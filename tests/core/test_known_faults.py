@@ -44,7 +44,7 @@ def test_aborts_are_idempotent_and_late_tokens_are_dropped() -> None:
     world.turn()
     world.abort(leaver)
     world.abort(leaver)
-    world.scheduler.abort(0, [12345])
+    world.scheduler.abort(0, [12345], world.now)
     world.deliver(lane)
     assert leaver.tokens == [] and len(stayer.tokens) == 1
     world.run()

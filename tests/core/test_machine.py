@@ -8,25 +8,48 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from common.wire import FinishCode, ModelCard, Result
+from common.wire import FinishCode, ModelCard, Result, Retention
 from scheduler_svc.core import AttachError, Lane, LaneError, SchedulerConfig
+from scheduler_svc.core.config import (
+    Admission,
+    Batching,
+    Discipline,
+    Eviction,
+    KvLayout,
+    Preemption,
+    Prefill,
+)
 from tests.core.model_executor import card
 from tests.core.world import Stream, World
 
+DEBUG = os.environ.get("HYPOTHESIS_PROFILE") == "debug"
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 BASES = [[2 + (i * step + i // 5) % 38 for i in range(40)] for step in (3, 7)]
 """Prompts are beginnings of these, so that prefixes are shared."""
 MODELS = {"m": card(b"weights", name="m"), "n": card(b"others", name="n", max_len=30)}
+Pool = tuple[int, int, int]
 SPOILS = ["stale", "early", "short", "long", "token", "negative", "code", "on", "off"]
 
 configs = st.builds(
     SchedulerConfig,
     max_num_seqs=st.sampled_from([3, 6, 20, 1, 2]),
     max_num_batched_tokens=st.sampled_from([64, 16, 8, 1, 3]),
+    batching=st.sampled_from(Batching),
+    prefill=st.sampled_from(Prefill),
+    chunked_prefill=st.sampled_from([True, False]),
+    kv=st.sampled_from(KvLayout),
+    preemption=st.sampled_from(Preemption),
+    eviction=st.sampled_from(Eviction),
+    discipline=st.sampled_from(Discipline),
+    admission=st.sampled_from([Admission.IMMEDIATE, Admission.PREDICTED, Admission.WORST_CASE]),
+    target_itl_ms=st.sampled_from([0.0, 0.0, 50.0]),
+    isolate_tenants=st.booleans(),
+    ageing_s=st.sampled_from([1.0, 0.0, 30.0]),
+    tenant_weights=st.sampled_from([{}, {"a": 3.0}]),
     max_prefill_chunk=st.sampled_from([0, 0, 0, 5, 1]),
     long_prefill_threshold=st.sampled_from([0, 0, 6, 1000]),
     watermark=st.sampled_from([0.01, 0.0, 0.2]),
@@ -35,10 +58,10 @@ configs = st.builds(
     hold_s=st.just(5.0),
     max_strikes=st.sampled_from([4, 2]),
 )
-pools = st.tuples(st.sampled_from([2, 4, 1, 8]), st.sampled_from([32, 24, 60, 12, 200])).map(
-    lambda pair: (pair[0], -(-pair[1] // pair[0]))
-)
-"""Block size and number of blocks."""
+pools = st.tuples(
+    st.sampled_from([2, 4, 1, 8]), st.sampled_from([32, 24, 60, 12, 200]), st.sampled_from([0, 8, 30])
+).map(lambda pool: (pool[0], -(-pool[1] // pool[0]), -(-pool[2] // pool[0])))
+"""Block size, number of blocks on the device, and on the host."""
 requests = st.fixed_dictionaries(
     {
         "prompt": st.builds(
@@ -57,6 +80,10 @@ requests = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "stop_token_ids": st.sampled_from([[], [7, 30]]),
         "model": st.sampled_from(["m"] * 9 + ["n"]),
+        "tenant": st.sampled_from(["", "a", "b"]),
+        "salt": st.sampled_from([b"", b"", b"s"]),
+        "retention": st.sampled_from([*Retention]),
+        "deadline_ms": st.sampled_from([0, 500, 3000]),
     }
 )
 
@@ -65,11 +92,11 @@ class CalmMachine(RuleBasedStateMachine):
     """Clients come and go; results come late; the lanes stay."""
 
     @initialize(config=configs, pool=pools, peers=st.lists(pools, max_size=1))
-    def start(self, config: SchedulerConfig, pool: tuple[int, int], peers: list[tuple[int, int]]) -> None:
+    def start(self, config: SchedulerConfig, pool: Pool, peers: list[Pool]) -> None:
         self.world = World(config)
         self.fingerprints = dict.fromkeys(MODELS, 0)
-        for _, blocks in [pool, *peers]:
-            self.world.attach(blocks, pool[0], model=self.model("m"))
+        for _, blocks, host_blocks in [pool, *peers]:
+            self.world.attach(blocks, pool[0], model=self.model("m"), host_blocks=host_blocks)
 
     # --- clients ---
 
@@ -91,7 +118,7 @@ class CalmMachine(RuleBasedStateMachine):
 
     @rule(owner=st.integers(0, 3), number=st.integers(1000, 1002))
     def abort_unknown(self, owner: int, number: int) -> None:
-        self.world.scheduler.abort(owner, [number])
+        self.world.scheduler.abort(owner, [number], self.world.now)
 
     # --- iterations ---
 
@@ -102,6 +129,7 @@ class CalmMachine(RuleBasedStateMachine):
     @rule(count=st.sampled_from([1, 2, 4, 12]))
     def iterate(self, count: int) -> None:
         for _ in range(count):
+            self.world.now += 0.01
             self.world.turn()
             for lane in self.flying():
                 self.world.deliver(lane)
@@ -171,10 +199,10 @@ class StormyMachine(CalmMachine):
     @rule(
         pool=pools, seats=st.sampled_from([8, 1, 2]), budget=st.sampled_from([64, 2, 16]), name=st.sampled_from("mmn")
     )
-    def attach(self, pool: tuple[int, int], seats: int, budget: int, name: str) -> None:
+    def attach(self, pool: Pool, seats: int, budget: int, name: str) -> None:
         lanes = self.world.scheduler.lanes_of(name)
         block_size = lanes[0].block_size if lanes else pool[0]
-        self.world.attach(pool[1], block_size, seats, budget, self.model(name))
+        self.world.attach(pool[1], block_size, seats, budget, self.model(name), pool[2])
 
     @precondition(lambda self: self.world.lanes)
     @rule(data=st.data())
@@ -206,7 +234,7 @@ class StormyMachine(CalmMachine):
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
         lane = data.draw(st.sampled_from(self.world.lanes))
-        self.world.scheduler.drain(lane)
+        self.world.scheduler.drain(lane, self.world.now)
         self.world.read_outbox(None)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 6.0]))
@@ -260,5 +288,8 @@ def snapshot(lane: Lane) -> tuple[object, ...]:
 TestCalm = CalmMachine.TestCase
 TestStormy = StormyMachine.TestCase
 TestCalm.settings = TestStormy.settings = settings(
-    max_examples=20_000 if NIGHTLY else 150, stateful_step_count=80 if NIGHTLY else 40, deadline=None
+    max_examples=20_000 if NIGHTLY else 150,
+    stateful_step_count=80 if NIGHTLY else 40,
+    deadline=None,
+    phases=[Phase.generate] if DEBUG else list(Phase),
 )

@@ -281,7 +281,7 @@ def test_why_a_sequence_waits() -> None:
     }
     assert why == {
         "big": WaitReason.NONE,
-        "second": WaitReason.POLICY,  # long, and another long one is under way
+        "second": WaitReason.SEATS,  # as everybody
         "third": WaitReason.NONE,  # passes it
         "fourth": WaitReason.SEATS,
     }
@@ -330,7 +330,7 @@ def test_waiting_by_reason_counts_everybody() -> None:
     for _ in range(4):
         world.submit(4, 4)
     world.turn()
-    assert dict(world.scheduler.waiting_by_reason()) == {WaitReason.SEATS: 1, WaitReason.POLICY: 2}
+    assert dict(world.scheduler.waiting_by_reason()) == {WaitReason.SEATS: 3}
     world.lose(lane)
     assert +world.scheduler.waiting_by_reason() == {WaitReason.NO_EXECUTOR: 4}
 
@@ -420,7 +420,7 @@ def test_everybody_is_told_of_the_end_of_the_service() -> None:
     lane = world.attach(seats=1)
     streams = [world.submit(4, 9)[0] for _ in range(3)]
     world.turn()
-    world.scheduler.end_all(EndReason.SHUTDOWN, "the service is stopping")
+    world.scheduler.end_all(EndReason.SHUTDOWN, "the service is stopping", world.now)
     world.read_outbox(None)
     assert all(stream.ended is not None and stream.ended.reason == EndReason.SHUTDOWN for stream in streams)
     world.deliver(lane)

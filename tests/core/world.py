@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +16,7 @@ from common.wire import (
     Plan,
     PromptScores,
     Result,
+    Retention,
     SamplingParams,
     Submit,
     Tokens,
@@ -24,7 +24,8 @@ from common.wire import (
     encode,
 )
 from scheduler_svc.core import Lane, Scheduler, SchedulerConfig, Sequence, State, WaitReason
-from scheduler_svc.core.planner import MAX_SET_ASIDE
+from scheduler_svc.core.config import Admission, Batching, Preemption, Prefill
+from scheduler_svc.core.seating import WINDOW
 from tests.core.model_executor import ModelExecutor, card, solo_answer
 
 SERVED = (EndReason.EOS, EndReason.STOP_TOKEN, EndReason.LENGTH)
@@ -90,17 +91,19 @@ class Outing:
 
 
 class World:
-    """One scheduler. Time stands still unless `now` is moved."""
+    """One scheduler. Time stands still unless `now` is moved. Admission is immediate unless another is asked for: what
+    happens when blocks run out would else be rare."""
 
     def __init__(self, config: SchedulerConfig | None = None, **changes: Any) -> None:
-        self.scheduler = Scheduler(config or SchedulerConfig(**changes))
+        self.config = config or SchedulerConfig(**{"admission": Admission.IMMEDIATE, **changes})
+        self.scheduler = Scheduler(self.config)
         self.now = 100.0
         self.executors: dict[int, ModelExecutor] = {}
         self.out: dict[int, Outing] = {}
         self.streams: dict[tuple[int, int], Stream] = {}
         self.plans: list[Plan] = []
-        self.left_out: Counter[tuple[int, int]] = Counter()
-        """How often a lane with room left a sequence to another lane."""
+        self.closed: set[int] = set()
+        """Epochs whose lanes held members of a batch before the plan in flight."""
         self._num_streams = 0
 
     # --- clients ---
@@ -113,6 +116,10 @@ class World:
         n: int = 1,
         owner: int = 0,
         priority: int = 0,
+        tenant: str = "",
+        salt: bytes = b"",
+        retention: Retention = Retention.NORMAL,
+        deadline_ms: int = 0,
         **params: Any,
     ) -> list[Stream]:
         """Submit a request; a number for a prompt stands for that many tokens, different for each request."""
@@ -122,7 +129,8 @@ class World:
         if isinstance(prompt, int):
             prompt = [2 + (first * 7 + i * i + i // 3) % 38 for i in range(prompt)]
         sampling = SamplingParams(max_tokens, **{"temperature": 0.0, **params})
-        request = Submit(first, n, f"r{first}", model, np.array(prompt, np.int32), sampling, priority)
+        tokens = np.array(prompt, np.int32)
+        request = Submit(first, n, f"r{first}", model, tokens, sampling, priority, tenant, salt, retention, deadline_ms)
         streams = []
         for i in range(n):
             seed = (sampling.seed + i) % (1 << 64)
@@ -140,14 +148,14 @@ class World:
     def abort(self, *streams: Stream) -> None:
         for stream in streams:
             stream.aborted = stream.aborted or stream.ended is None
-            self.scheduler.abort(stream.owner, [stream.number])
+            self.scheduler.abort(stream.owner, [stream.number], self.now)
         self.read_outbox(None)
 
     def abort_owner(self, owner: int) -> None:
         for stream in self.streams.values():
             if stream.owner == owner and stream.ended is None:
                 stream.aborted = True
-        self.scheduler.abort_owner(owner)
+        self.scheduler.abort_owner(owner, self.now)
         self.read_outbox(None)
 
     def read_outbox(self, lane: Lane | None) -> None:
@@ -181,12 +189,20 @@ class World:
     # --- executors ---
 
     def attach(
-        self, blocks: int = 64, block_size: int = 4, seats: int = 8, budget: int = 64, model: ModelCard | None = None
+        self,
+        blocks: int = 64,
+        block_size: int = 4,
+        seats: int = 8,
+        budget: int = 64,
+        model: ModelCard | None = None,
+        host_blocks: int = 0,
     ) -> Lane:
         model = model or card()
-        limits = Limits(block_size, blocks, 0, seats, budget)
-        lane = self.scheduler.attach(f"executor-{len(self.executors)}", model, limits)
-        self.executors[lane.epoch] = ModelExecutor(lane.epoch, model, limits)
+        limits = Limits(block_size, blocks, host_blocks, seats, budget)
+        lane = self.scheduler.attach(f"executor-{len(self.executors)}", model, limits, self.now)
+        self.executors[lane.epoch] = ModelExecutor(
+            lane.epoch, model, limits, separate=self.config.prefill is Prefill.SEPARATE
+        )
         self.read_outbox(None)
         return lane
 
@@ -202,6 +218,7 @@ class World:
 
     def plan(self, lane: Lane) -> Plan | None:
         """Plan an idle lane and let its executor run the plan; the result waits for `deliver`."""
+        (self.closed.add if lane.num_running else self.closed.discard)(lane.epoch)
         plan = self.scheduler.plan(lane, self.now)
         self.read_outbox(None)
         if plan is None:
@@ -286,9 +303,12 @@ class World:
             assert sorted(lane.free_slots) == list(range(lane.seats))
 
     def waiting(self, model: str = "m") -> list[Sequence]:
-        """Waiting sequences in the order of their keys."""
+        """Waiting sequences in the order of service."""
         found = [s for s in self.scheduler.live.values() if s.state is State.WAITING and s.model == model]
-        return sorted(found, key=lambda sequence: sequence.key)
+        share = self.scheduler.queues[model].share
+        if share is None:
+            return sorted(found, key=lambda sequence: sequence.key)
+        return sorted(found, key=lambda s: (s.rank, share.counter(s.tenant), s.number))
 
     def sequence(self, stream: Stream) -> Sequence:
         return self.scheduler.live[stream.owner, stream.number]
@@ -313,29 +333,59 @@ class World:
 
     def _check_lane_is_full(self, lane: Lane) -> None:
         """Work conservation: the next sequence in order has no place in the plan that was just made."""
+        if self.config.batching is Batching.REQUEST and lane.epoch in self.closed:
+            return
         plan = self.out[lane.epoch].plan
-        longs = [sequence.priority for sequence in lane.prefilling if sequence.is_long]
-        waiting = [s for s in self.waiting(lane.model.name) if not s.is_long or not longs or s.priority < min(longs)]
-        too_large = [s.max_length - 1 > lane.limits.num_blocks * lane.block_size for s in waiting]
-        if all(too_large) or too_large.index(False) > MAX_SET_ASIDE:
+        longs = [sequence.rank for sequence in lane.prefilling if sequence.is_long]
+        whole_batch = self.config.batching is Batching.REQUEST
+        waiting = [
+            s for s in self.waiting(lane.model.name) if not s.is_long or not longs or s.rank < min(longs) or whole_batch
+        ]
+        excused = [self._is_excused(lane, sequence) for sequence in waiting]
+        if all(excused) or excused.index(False) >= WINDOW:
             return
-        head = waiting[too_large.index(False)]
-        if head.is_suspect and any(sequence.is_suspect for sequence in lane.running()):
-            return
-        hit = lane.prefix_hit(head)
-        length = len(head.tokens) + (head.params.max_tokens > head.num_generated + 1)
-        needed = -(-length // lane.block_size) - len(hit)
-        available = lane.pool.num_available - lane.pool.num_evictable(hit)
-        reasons = {
-            WaitReason.SEATS: not lane.free_slots,
-            WaitReason.TOKEN_BUDGET: len(plan.decodes) + int(plan.prefill_lengths.sum()) == lane.token_budget,
-            WaitReason.KV_BLOCKS: needed + max(lane.watermark_blocks, len(plan.decodes)) > available,
-        }
+        head = waiting[excused.index(False)]
         why = self.scheduler.why(head)
-        if why is WaitReason.POLICY:
-            # Left to an emptier lane, which may happen once for each of its stays in the queue.
-            assert len(self.scheduler.lanes_of(lane.model.name)) > 1
-            self.left_out[lane.epoch, head.ticket] += 1
-            assert self.left_out[lane.epoch, head.ticket] == 1, "left to another lane again and again"
-        else:
-            assert reasons.get(why, False), f"waits for {why}, but {reasons}"
+        assert self._holds(why, lane, plan, head), f"waits for {why}"
+
+    def _is_excused(self, lane: Lane, sequence: Sequence) -> bool:
+        """Whether a lane may pass over a sequence by policy."""
+        if sequence.max_length - 1 > lane.limits.num_blocks * lane.block_size:
+            return True
+        if sequence.is_suspect and any(other.is_suspect for other in lane.running()):
+            return True
+        if self.scheduler.why(sequence) is not WaitReason.POLICY:
+            return False
+        # It may be left to a lane that has not seen it yet, which must be at work, or about to plan in this turn.
+        return any(
+            peer is not lane and not peer.draining and sequence.ticket > peer.last_ticket
+            for peer in self.scheduler.lanes_of(lane.model.name)
+        )
+
+    def _holds(self, why: WaitReason, lane: Lane, plan: Plan, head: Sequence) -> bool:
+        """Whether what is said to keep a sequence out does."""
+        used = len(plan.decodes) + int(plan.prefill_lengths.sum())
+        match why:
+            case WaitReason.SEATS:
+                return not lane.free_slots
+            case WaitReason.TOKEN_BUDGET:
+                whole = not self.config.chunked_prefill and len(plan.prefills) > 0
+                return used == lane.token_budget or whole
+            case WaitReason.KV_BLOCKS:
+                return not self._certainly_fits(lane, head)
+        return False
+
+    def _certainly_fits(self, lane: Lane, head: Sequence) -> bool:
+        """Whether a sequence has room whatever the others become."""
+        if not lane.is_paged:
+            return lane.pool.fits(lane.num_blocks_for(max(1, head.max_length - 1)))
+        hit = lane.prefix_hit(head)
+        available = lane.pool.num_available - lane.pool.num_evictable(hit)
+        if self.config.admission is Admission.IMMEDIATE and self.config.preemption is not Preemption.NONE:
+            length = len(head.tokens) + (head.params.max_tokens > head.num_generated + 1)
+            need = -(-length // lane.block_size) - len(hit)
+            return need + max(lane.watermark_blocks, len(lane.decoding)) <= available
+        finals = [min(s.max_length, lane.model.max_model_len) - 1 for s in [*lane.running(), head]]
+        held = sum(int(lane.num_blocks[s.slot]) for s in lane.running()) + len(hit)
+        need = sum(-(-final // lane.block_size) for final in finals) + len(finals) // 2 + 1 - held
+        return need + max(lane.watermark_blocks, len(lane.decoding)) <= available

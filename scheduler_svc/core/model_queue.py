@@ -1,0 +1,140 @@
+"""The waiting sequences of one model: their order, how it changes as time passes, and what they wait for."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+
+from scheduler_svc.core.config import Discipline, SchedulerConfig
+from scheduler_svc.core.fair import FairQueue, FairShare
+from scheduler_svc.core.sequence import Key, Sequence, WaitReason
+from scheduler_svc.core.wait_clock import BEHIND, WaitClock
+from scheduler_svc.core.waiting_queue import Line, WaitingQueue
+
+LATE = 1e15
+"""Added to the deadlines of those that have missed theirs: they come after all others of their rank."""
+
+
+class ModelQueue:
+    """Long prompts stand apart, so that short ones can pass a long prefill."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self.share: FairShare | None = None
+        """Counters of the tenants, under `fair`."""
+        if config.discipline is Discipline.FAIR:
+            self.share = FairShare(config.tenant_weights, config.output_token_weight)
+        self.long_threshold = 0
+        """Sequences that enter with more tokens are long."""
+        self.short, self.long = self._line(), self._line()
+        self.clock = WaitClock()
+        self.num_new = 0
+        """Those among the members that never ran."""
+        self.last_ticket = 0
+        self._timers: list[tuple[float, int, bool, Sequence]] = []
+        """A heap of (when, ticket, whether that is its deadline, sequence): its key changes then, if it still has that
+        ticket and waits."""
+        self._classes: Counter[int] = Counter()
+        """Priority classes of the members, as asked for."""
+        self._ageing = 0.0 if config.discipline is Discipline.FCFS else config.ageing_s
+
+    def _line(self) -> Line:
+        return WaitingQueue() if self.share is None else FairQueue(self.share)
+
+    def __len__(self) -> int:
+        return len(self.short) + len(self.long)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.short
+        yield from self.long
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._part(sequence)
+
+    # --- membership ---
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """A sequence begins to wait, or waits again."""
+        self.last_ticket += 1
+        sequence.ticket = self.last_ticket
+        sequence.is_long = len(sequence.tokens) > self.long_threshold
+        sequence.key = self._key(sequence, now)
+        self._classes[sequence.priority] += 1
+        self.clock.enter(sequence, now)
+        if self.share is not None:
+            self.share.enter(sequence.tenant)
+        if self._ageing:
+            heapq.heappush(self._timers, (now + self._ageing, sequence.ticket, False, sequence))
+        if self._config.discipline is Discipline.DEADLINE and now < sequence.deadline:
+            heapq.heappush(self._timers, (sequence.deadline, sequence.ticket, True, sequence))
+        self.put_back(sequence)
+
+    def remove(self, sequence: Sequence, now: float) -> None:
+        """A member waits no more."""
+        self.set_aside(sequence)
+        self.clock.leave(sequence, now)
+        self._classes[sequence.priority] -= 1
+        if not self._classes[sequence.priority]:
+            del self._classes[sequence.priority]
+        if self.share is not None:
+            self.share.leave(sequence.tenant)
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """Take a member out of its line for a moment, to see those behind it; it still waits."""
+        self.num_new -= sequence.admitted < 0
+        self._part(sequence).remove(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Return a member that was set aside."""
+        self.num_new += sequence.admitted < 0
+        self._part(sequence).add(sequence)
+
+    def head(self, *, long_above: int | None = None) -> Sequence | None:
+        """The next sequence by key; with `long_above`, of the long ones only one of a rank above that."""
+        short, long = self.short.head(), self.long.head()
+        if long is not None and long_above is not None and long.rank >= long_above:
+            long = None
+        if short is None or long is None:
+            return short or long
+        return min(short, long, key=lambda sequence: sequence.key)
+
+    def _part(self, sequence: Sequence) -> Line:
+        return self.long if sequence.is_long else self.short
+
+    # --- order ---
+
+    def _key(self, sequence: Sequence, now: float) -> Key:
+        order = 0.0
+        if self._config.discipline is Discipline.DEADLINE:
+            order = sequence.deadline if now < sequence.deadline else sequence.deadline + LATE
+        elif self.share is not None:
+            order = self.share.counter(sequence.tenant)
+        return (sequence.rank, order, sequence.number)
+
+    def refresh(self, now: float) -> None:
+        """Lift those that have waited long, and demote those that are late."""
+        while self._timers and self._timers[0][0] <= now:
+            _, ticket, is_deadline, sequence = heapq.heappop(self._timers)
+            if sequence.ticket != ticket or sequence not in self:
+                continue
+            if not is_deadline:
+                heapq.heappush(self._timers, (now + self._ageing, ticket, False, sequence))
+                if sequence.rank <= min(self._classes):
+                    continue
+                sequence.rank -= 1
+            sequence.key = self._key(sequence, now)
+            self._part(sequence).add(sequence)
+
+    # --- reasons ---
+
+    def blocked(self, head: Sequence | None, reason: WaitReason, aside: list[Sequence], now: float) -> None:
+        """Note what a plan found: what stopped the admission of the head, and whom it had set aside by policy."""
+        own = [(sequence, WaitReason.POLICY) for sequence in aside]
+        if head is not None:
+            own.append((head, reason))
+        self.clock.set(BEHIND.get(reason, WaitReason.POLICY), own, now)
+
+    def all_blocked(self, reason: WaitReason, now: float) -> None:
+        """All members wait for the same thing."""
+        self.clock.set(reason, [], now)

@@ -1,0 +1,46 @@
+"""Learns how long iterations take, and how much prefill may ride along within a time between tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+MEMORY = 0.98
+"""Weight of what was known, at each new iteration."""
+MIN_OBSERVED = 8
+MIN_RIDE = 16
+"""Prefill tokens that may always ride along: a prompt must get on."""
+
+
+class Pace:
+    """A least-squares fit, forgetting slowly, of seconds = base + decode * rows + prefill * tokens on one lane."""
+
+    def __init__(self) -> None:
+        self._moments = np.zeros((3, 3))
+        self._projection = np.zeros(3)
+        self.num_observed = 0
+        self.mean_s = 0.0
+        """Smoothed seconds of an iteration; 0 before the first."""
+
+    def observe(self, num_decodes: int, num_prefill_tokens: int, seconds: float, *, fit: bool) -> None:
+        """An iteration took so long from plan to result. Without `fit` only the mean is learned."""
+        self.num_observed += 1
+        self.mean_s += (seconds - self.mean_s) * (0.1 if self.num_observed > 1 else 1.0)
+        if not fit:
+            return
+        row = np.array([1.0, num_decodes, num_prefill_tokens])
+        self._moments = MEMORY * self._moments + np.outer(row, row)
+        self._projection = MEMORY * self._projection + row * seconds
+
+    def prefill_tokens(self, num_decodes: int, budget: int, target_s: float) -> int:
+        """Prefill tokens, at most `budget`, with which an iteration stays within `target_s`; at least `MIN_RIDE`.
+
+        A guess of a quarter of the budget while too little was seen.
+        """
+        if self.num_observed < MIN_OBSERVED:
+            return min(budget, max(MIN_RIDE, budget // 4))
+        ridge = np.diag(1e-6 * np.diag(self._moments) + 1e-9)
+        base, decode, prefill = np.linalg.solve(self._moments + ridge, self._projection).tolist()
+        left = target_s - base - max(decode, 0.0) * num_decodes
+        if prefill <= 0:
+            return budget
+        return int(min(budget, max(MIN_RIDE, left / prefill)))
