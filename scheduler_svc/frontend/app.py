@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scheduler_svc.frontend import chat, completions, health, tokenization
+from scheduler_svc.frontend import accounts, chat, completions, health, tokenization
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.serving import REQUEST_ID
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for it; nobody receives it, it is for the log."""
-QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics", "/version")
+QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics", "/version", accounts.ROUTE)
 """Asked many times a minute; logged at debug level."""
 
 
@@ -44,7 +44,7 @@ def create_app(settings: FrontendSettings) -> FastAPI:
         title="Gilir", version=health.VERSION, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.frontend = frontend
-    for router in (completions.router, chat.router, tokenization.router, health.router):
+    for router in (completions.router, chat.router, tokenization.router, accounts.router, health.router):
         app.include_router(router)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(ClientGone, _answer_client_gone)

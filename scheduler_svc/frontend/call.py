@@ -35,8 +35,9 @@ class Task:
 class Call:
     """A task under way, in the streams of a generation."""
 
-    def __init__(self, task: Task, generation: Generation, link: CoreLink) -> None:
-        self.task, self.generation = task, generation
+    def __init__(self, task: Task, generation: Generation, link: CoreLink, tenant: str | None = None) -> None:
+        """`tenant`: in the place of the one that the body names."""
+        self.task, self.generation, self._tenant = task, generation, tenant
         self.generation.quiet = not task.parameters.stream and task.parameters.stop is None
         self.id = task.shape.id_prefix + task.request_id
         self.created = int(time.time())
@@ -51,7 +52,7 @@ class Call:
 
     def _submit(self, link: CoreLink, prompt: Prompt, place: int) -> None:
         task, parameters = self.task, self.task.parameters
-        sampling = task.samplings[place]
+        sampling, scheduling = task.samplings[place], parameters.scheduling
         first = len(self._outputs)
         request = Submit(
             first_stream=0,
@@ -60,8 +61,11 @@ class Call:
             model=task.model.name,
             prompt=prompt.ids,
             params=sampling,
-            priority=parameters.priority,
-            tenant=parameters.tenant,
+            priority=scheduling.priority,
+            tenant=self._tenant or scheduling.tenant,
+            salt=scheduling.salt,
+            retention=scheduling.retention,
+            deadline_ms=scheduling.deadline_ms,
         )
         link.submit(self.generation, request, first)
         ids = prompt.ids.tolist()

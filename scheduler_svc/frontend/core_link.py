@@ -14,6 +14,7 @@ import zmq
 from common.wire import (
     MAX_MESSAGE_BYTES,
     Abort,
+    Account,
     Ended,
     FrontendHello,
     LogprobColumns,
@@ -28,6 +29,7 @@ from common.wire import (
     encode,
 )
 from scheduler_svc.frontend.errors import unavailable
+from scheduler_svc.frontend.inquiries import Inquiries
 from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Scores, Stream
 
 log = structlog.get_logger()
@@ -57,6 +59,7 @@ class CoreLink:
         self._last_heard = 0.0
         self.generations: set[Generation] = set()
         self.stats: Stats | None = None
+        self.inquiries = Inquiries(self._send)
 
     # --- life ---
 
@@ -192,6 +195,8 @@ class CoreLink:
                     stream.tell()
             case Stats():
                 self.stats = message
+            case Account():
+                self.inquiries.take(message)
             case Serving():
                 self._greeted = True
                 self._on_serving(message)

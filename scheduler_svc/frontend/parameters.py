@@ -13,6 +13,7 @@ from common.wire import SamplingParams
 from scheduler_svc.frontend.errors import invalid
 from scheduler_svc.frontend.fields import Fields, show
 from scheduler_svc.frontend.models import ServedModel
+from scheduler_svc.frontend.scheduling import Scheduling, read_scheduling
 from scheduler_svc.frontend.stop_strings import StopAutomaton
 
 log = structlog.get_logger()
@@ -23,8 +24,8 @@ MAX_STOP_CHARACTERS = 4096
 MAX_STOP_TOKENS = 4096
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 24
-IGNORED = ("metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-"""Known fields that need no answer here."""
+IGNORED = ("metadata", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Known fields that need no answer here. `prompt_cache_key` is a hint for routers; prefixes are found by content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,7 @@ class Parameters:
     skip_special_tokens: bool
     stream: bool
     stream_options: StreamOptions
-    priority: int
-    tenant: str
+    scheduling: Scheduling
     request_id: str | None
     add_special_tokens: bool | None
 
@@ -100,8 +100,7 @@ def read_parameters(fields: Fields, model: ServedModel, *, max_tokens_names: tup
         skip_special_tokens=fields.boolean("skip_special_tokens", True),
         stream=stream,
         stream_options=_read_stream_options(fields, stream),
-        priority=fields.integer("priority", 0, -(1 << 31), (1 << 31) - 1),
-        tenant=fields.text("user", "", 256),
+        scheduling=read_scheduling(fields),
         request_id=fields.text("request_id", None, 200),
         add_special_tokens=fields.boolean("add_special_tokens", None),
     )

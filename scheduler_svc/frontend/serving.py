@@ -17,6 +17,7 @@ from scheduler_svc.frontend.event_stream import EventStream
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.parameters import Parameters
+from scheduler_svc.frontend.scheduling import header_tenant
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation
 
@@ -34,6 +35,7 @@ async def serve(request: Request, prepare: Prepare) -> Response:
     frontend = frontend_of(request)
     frontend.admit()
     fields = parse_fields(await read_body(request, frontend.settings.max_body_bytes))
+    tenant = header_tenant(request)
     generation = frontend.link.generation()
     watch = ClientWatch(request.receive, generation.leave)
     call: Call | None = None
@@ -49,7 +51,7 @@ async def serve(request: Request, prepare: Prepare) -> Response:
         task = await prepare(frontend, fields, generation, _request_id(request, fields))
         generation.check()
         frontend.admit()
-        call = Call(task, generation, frontend.link)
+        call = Call(task, generation, frontend.link, tenant)
         if not task.parameters.stream:
             return Response(orjson.dumps(await call.collect()), media_type="application/json")
         with_usage = task.parameters.stream_options.usage

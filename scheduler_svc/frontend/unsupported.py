@@ -28,7 +28,6 @@ BOTH: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
-    "cache_salt": (),
     "truncate_prompt_tokens": (),
     "logits_processors": ([],),
     "kv_transfer_params": ({},),

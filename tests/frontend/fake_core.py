@@ -6,19 +6,23 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import zmq
 
 from common.wire import (
     Abort,
+    Account,
     Ended,
     EndReason,
     FrontendHello,
+    Inquiry,
     LogprobColumns,
     Message,
     ModelCard,
     PromptScores,
+    SequenceAccount,
     Serving,
     Stats,
     Submit,
@@ -76,6 +80,11 @@ class FakeCore:
     junk: list[bytes] = field(default_factory=list)
     """Sent to every frontend as they are."""
     interval_s: float = 0.0
+    accounts: dict[str, Account] = field(default_factory=dict)
+    """Told of these request ids; of all others that they are not live."""
+    inquiries: list[Inquiry] = field(default_factory=list)
+    mute: bool = False
+    """Answers no inquiry."""
 
     def __post_init__(self) -> None:
         self._context = zmq.Context()
@@ -104,6 +113,9 @@ class FakeCore:
         with self._changed:
             self.requests.clear()
             self.aborted.clear()
+            self.accounts.clear()
+            self.inquiries.clear()
+            self.mute = False
             self.ready, self.stopping, self.silent, self.interval_s = True, False, False, 0.0
             self.script = lambda _request, _i: Answer()
 
@@ -174,6 +186,11 @@ class FakeCore:
                     playing = _Playing(peer, message, self.script(message, i))
                     self._playing[peer, message.first_stream + i] = playing
                     self._score_prompt(playing, message.first_stream + i)
+            elif isinstance(message, Inquiry):
+                self.inquiries.append(message)
+                account = self.accounts.get(message.request_id, Account(0, "", 0, ()))
+                if not self.mute:
+                    self._send(peer, replace(account, number=message.number))
             elif isinstance(message, Abort):
                 for stream in message.streams.tolist():
                     self.aborted.append(stream)
@@ -218,6 +235,25 @@ class FakeCore:
                 self._playing.pop((peer, ended.stream), None)
                 self._send(peer, ended)
             self._changed.notify_all()
+
+
+def sequence_account(**fields: Any) -> SequenceAccount:
+    """One that waits for a seat, unless `fields` say otherwise."""
+    values: dict[str, Any] = {
+        "index": 0,
+        "state": "waiting",
+        "reason": "seats",
+        "executor": "",
+        "age_s": 1.5,
+        "waited_s": {"seats": 1.25, "kv_blocks": 0.25},
+        "priority": 0,
+        "prompt_tokens": 7,
+        "computed_tokens": 0,
+        "generated_tokens": 0,
+        "cached_tokens": 0,
+        "num_preemptions": 0,
+    }
+    return SequenceAccount(**(values | fields))
 
 
 def _columns(rows: list[tuple[int, int, Scores]]) -> Tokens:

@@ -137,7 +137,6 @@ UNSUPPORTED_IN_COMPLETIONS: dict[str, list[Any]] = {
     "allowed_token_ids": [[1]],
     "use_beam_search": [True],
     "prompt_logprobs": [0],
-    "cache_salt": ["", "x"],
     "response_format": [{"type": "json_object"}],
     "truncate_prompt_tokens": [5],
     "prompt_embeds": ["x"],

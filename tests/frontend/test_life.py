@@ -79,6 +79,8 @@ def test_health_follows_the_cores_beat(quick: Service) -> None:
     wait_until(lambda: statuses(service) == (503, 503, 503))
     error = error_of(service.complete(), 503)
     assert error["code"] == "no_scheduler"
+    assert error_of(service.get("/v1/requests/abc"), 503)["code"] == "no_scheduler"
+    assert not service.core.inquiries
     service.core.silent = False
     wait_until(lambda: statuses(service) == (200, 200, 200))
     assert service.complete().status_code == 200

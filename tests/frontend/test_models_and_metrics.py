@@ -110,6 +110,33 @@ def test_the_metrics_text(service: Service) -> None:
     assert f"vllm:time_to_first_token_seconds_count {last}.0" in response.text
 
 
+def test_the_policies_metrics(service: Service) -> None:
+    """They pass the catalogue, and come out under the names that dashboards ask for."""
+    gauges = {
+        metric_key("gilir_token_budget", model_name="m", engine="0"): 2048.0,
+        metric_key("vllm:num_requests_waiting_by_reason", reason="kv_blocks"): 3.0,
+    }
+    counters = {
+        metric_key("gilir_waiting_seconds", reason="seats"): 1.5,
+        metric_key("gilir_waiting_seconds", reason="kv_blocks"): 0.25,
+        metric_key("gilir_swapped_blocks", direction="out"): 7.0,
+        metric_key("gilir_swapped_blocks", direction="in"): 6.0,
+        "gilir_recomputed_tokens": 40.0,
+    }
+    service.core.stats = Stats(True, False, gauges=gauges, counters=counters)
+    wait_until(lambda: "gilir_token_budget" in service.get("/metrics").text)
+    lines = service.get("/metrics").text.splitlines()
+    assert sorted(line for line in lines if not line.startswith("#")) == [
+        "gilir_recomputed_tokens_total 40.0",
+        'gilir_swapped_blocks_total{direction="in"} 6.0',
+        'gilir_swapped_blocks_total{direction="out"} 7.0',
+        'gilir_token_budget{engine="0",model_name="m"} 2048.0',
+        'gilir_waiting_seconds_total{reason="kv_blocks"} 0.25',
+        'gilir_waiting_seconds_total{reason="seats"} 1.5',
+        'vllm:num_requests_waiting_by_reason{reason="kv_blocks"} 3.0',
+    ]
+
+
 def test_clients_strings_never_become_series(service: Service) -> None:
     service.core.stats = STATS
     wait_until(lambda: "vllm:prompt_tokens" in service.get("/metrics").text)

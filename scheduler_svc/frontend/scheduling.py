@@ -1,0 +1,81 @@
+"""What a request says of its place in the queue and in the prefix cache."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from starlette.requests import Request
+
+from common.wire import Retention
+from scheduler_svc.frontend.errors import invalid
+from scheduler_svc.frontend.fields import Fields, show
+
+TENANT_HEADER = "X-Tenant"
+MAX_TENANT = 256
+MAX_SALT = 4096
+MAX_DEADLINE_MS = (1 << 31) - 1
+RETENTIONS = {
+    "in_memory": Retention.NORMAL,
+    "in-memory": Retention.NORMAL,
+    "24h": Retention.KEEP,
+    "none": Retention.DROP,
+}
+"""`prompt_cache_retention`: OpenAI's values in both of its spellings, and our own `none`."""
+_TENANT = re.compile(rf"[\x21-\x7e]{{1,{MAX_TENANT}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """The fields of `Submit` that bear on order and caching, as they go on the wire."""
+
+    priority: int
+    tenant: str
+    salt: bytes
+    retention: Retention
+    deadline_ms: int
+
+
+def read_scheduling(fields: Fields) -> Scheduling:
+    """Read them from a body. Raises `ApiError` 400."""
+    return Scheduling(
+        priority=fields.integer("priority", 0, -(1 << 31), (1 << 31) - 1),
+        tenant=fields.text("user", "", MAX_TENANT),
+        salt=_read_salt(fields),
+        retention=_read_retention(fields),
+        deadline_ms=fields.integer("deadline_ms", 0, 1, MAX_DEADLINE_MS),
+    )
+
+
+def header_tenant(request: Request) -> str | None:
+    """The tenant that the header names, if it is there. Raises `ApiError` 400 unless it is there once and well formed.
+
+    It goes before the body's `user`: a gateway sets it, while `user` is the end user that the tenant itself names.
+    """
+    named = request.headers.getlist(TENANT_HEADER)
+    if not named:
+        return None
+    if len(named) > 1:
+        raise invalid(TENANT_HEADER, f"{TENANT_HEADER}: is there {len(named)} times")
+    if not _TENANT.fullmatch(named[0]):
+        text = f"must be 1 to {MAX_TENANT} printable ASCII characters without spaces"
+        raise invalid(TENANT_HEADER, f"{TENANT_HEADER}: {text}")
+    return named[0]
+
+
+def _read_salt(fields: Fields) -> bytes:
+    """128 bits of the client's text, so that what the client keeps secret goes no further than this process."""
+    salt = fields.text("cache_salt", None, MAX_SALT)
+    if salt == "":
+        raise invalid("cache_salt", "cache_salt: must not be empty")
+    return b"" if salt is None else blake2b(salt.encode(), digest_size=16).digest()
+
+
+def _read_retention(fields: Fields) -> Retention:
+    name = fields.text("prompt_cache_retention", "in_memory", 64)
+    retention = RETENTIONS.get(name)
+    if retention is None:
+        choices = ", ".join(RETENTIONS)
+        raise invalid("prompt_cache_retention", f"prompt_cache_retention: must be one of {choices}, got {show(name)}")
+    return retention
