@@ -97,7 +97,17 @@ BAD_PLANS = [
     bad("a chain of copies", decode_plan(2, 0, copies=ids(9, 10, 10, 11))),
     bad("odd pairs", decode_plan(2, 0, copies=ids(1))),
     bad("swap out beyond the host pool", decode_plan(2, 0, swap_outs=ids(1, 4))),
+    bad("swap out to a negative block", decode_plan(2, 0, swap_outs=ids(1, -1))),
+    bad("swap out from beyond the pool", decode_plan(2, 0, swap_outs=ids(32, 1))),
+    bad("swap out from a negative block", decode_plan(2, 0, swap_outs=ids(-1, 1))),
+    bad("two swap-outs to one block", decode_plan(2, 0, swap_outs=ids(9, 3, 10, 3))),
+    bad("odd swap-outs", decode_plan(2, 0, swap_outs=ids(1, 1, 2))),
     bad("swap in from beyond the host pool", decode_plan(2, 0, swap_ins=ids(4, 1))),
+    bad("swap in from a negative block", decode_plan(2, 0, swap_ins=ids(-1, 1))),
+    bad("swap in beyond the pool", decode_plan(2, 0, swap_ins=ids(1, 32))),
+    bad("swap in to a negative block", decode_plan(2, 0, swap_ins=ids(1, -1))),
+    bad("two swap-ins to one block", decode_plan(2, 0, swap_ins=ids(2, 9, 3, 9))),
+    bad("odd swap-ins", decode_plan(2, 0, swap_ins=ids(1))),
     bad("stop token outside the vocabulary", one(stop_token_ids=ids(VOCABULARY)), [2]),
     bad("bias outside the vocabulary", one(bias_ids=ids(VOCABULARY), bias_values=np.ones(1, np.float32)), [2]),
     bad("bias not finite", one(bias_ids=ids(1), bias_values=np.array([np.nan], np.float32)), [2]),
@@ -165,6 +175,8 @@ def test_any_junk_plan_runs_or_is_refused(data: st.DataObject) -> None:
         appended_slots=slots(*appended),
         appended_blocks=ids(*columns(small, len(appended))),
         copies=ids(*columns(small, 2 * data.draw(st.integers(0, 2)))),
+        swap_outs=ids(*columns(small, 2 * data.draw(st.integers(0, 2)))),
+        swap_ins=ids(*columns(small, 2 * data.draw(st.integers(0, 2)))),
     )
     state = busy_state()
     before = snapshot(state)
