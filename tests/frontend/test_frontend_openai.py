@@ -9,7 +9,7 @@ import pytest
 from fake_core import Answer
 from frontend_service import BYTE_FALLBACK, BYTE_LEVEL, Service
 
-from common.wire import EndReason
+from common.wire import EndReason, Retention
 
 
 @pytest.fixture
@@ -102,3 +102,20 @@ def test_closing_a_stream_stops_the_work(client: openai.OpenAI, service: Service
     next(stream)
     stream.close()
     assert service.core.wait_for(lambda: service.core.live == 0)
+
+
+def test_scheduling_fields(client: openai.OpenAI, service: Service) -> None:
+    """OpenAI's own by name, ours as `extra_body`, and the headers."""
+    answer = client.chat.completions.with_raw_response.create(
+        model=BYTE_LEVEL,
+        messages=HELLO,
+        user="someone",
+        prompt_cache_key="key",
+        prompt_cache_retention="24h",
+        extra_body={"cache_salt": "secret", "deadline_ms": 1500, "priority": -1},
+        extra_headers={"X-Tenant": "acme", "X-Request-Id": "mine"},
+    )
+    assert answer.request_id == "mine" and answer.parse().id == "chatcmpl-mine"
+    (request,) = service.core.requests
+    assert (request.tenant, request.priority, request.deadline_ms) == ("acme", -1, 1500)
+    assert request.retention == Retention.KEEP and len(request.salt) == 16
