@@ -45,6 +45,7 @@ def _gauges(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         gauges[metric_key("vllm:kv_cache_usage_perc", **labels)] = pool.num_referenced / pool.num_blocks
         gauges[metric_key("gilir_kv_blocks_referenced", **labels)] = pool.num_referenced
         gauges[metric_key("gilir_kv_blocks_cached", **labels)] = pool.num_cached
+        gauges[metric_key("gilir_token_budget", **labels)] = lane.token_budget
         sizes = {"block_size": str(lane.block_size), "num_gpu_blocks": str(pool.num_blocks)}
         gauges[metric_key("vllm:cache_config_info", **sizes, **labels)] = 1
     return gauges
@@ -62,6 +63,10 @@ def _counters(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         "vllm:prefix_cache_queries": counters.prefix_queries,
         "vllm:prefix_cache_hits": counters.prefix_hits,
         **{metric_key("vllm:request_success", finished_reason=reason): count for reason, count in ended.items()},
+        **{metric_key("gilir_waiting_seconds", reason=r.value): s for r, s in counters.waited_s.items()},
+        metric_key("gilir_swapped_blocks", direction="out"): counters.swapped_out_blocks,
+        metric_key("gilir_swapped_blocks", direction="in"): counters.swapped_in_blocks,
+        "gilir_recomputed_tokens": counters.recomputed_tokens,
         "gilir_iterations": counters.iterations,
         "gilir_executors_lost": counters.lanes_lost,
         "gilir_junk_messages": membership.num_junk,

@@ -20,7 +20,11 @@ def account_of(scheduler: Scheduler, inquiry: Inquiry, now: float) -> Account:
 
 def _sequence(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceAccount:
     lane = sequence.lane
-    waited = sequence.waited
+    waited, computed = sequence.waited, 0
+    if lane is not None:
+        computed = int(lane.computed[sequence.slot])
+    elif sequence.swapped is not None:
+        computed = sequence.swapped.computed
     if lane is None:
         waited = scheduler.queues[sequence.model].clock.waited(sequence, now)
     return SequenceAccount(
@@ -32,7 +36,7 @@ def _sequence(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceA
         waited_s={reason.value: seconds for reason, seconds in waited.items() if reason is not WaitReason.NONE},
         priority=sequence.rank,
         prompt_tokens=sequence.prompt_length,
-        computed_tokens=0 if lane is None else int(lane.computed[sequence.slot]),
+        computed_tokens=computed,
         generated_tokens=sequence.num_generated,
         cached_tokens=max(sequence.cached_tokens, 0),
         num_preemptions=sequence.num_preemptions,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.sequence import WaitReason
+
 
 class Histogram:
     """Counts by bucket, filled with whole columns at a time."""
@@ -45,6 +47,8 @@ class Counters:
     """Tokens whose KV was given up by preemption."""
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
+    waited_s: dict[WaitReason, float] = field(default_factory=lambda: {r: 0.0 for r in WaitReason if r.value != "none"})
+    """Seconds that all sequences together have waited."""
     iterations: int = 0
     prefix_queries: int = 0
     """Prompt tokens looked up in a prefix index."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from scheduler_svc.core.config import Discipline, SchedulerConfig
+from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.fair import FairQueue, FairShare
 from scheduler_svc.core.sequence import Key, Sequence, WaitReason
 from scheduler_svc.core.wait_clock import BEHIND, WaitClock
@@ -19,7 +20,7 @@ LATE = 1e15
 class ModelQueue:
     """Long prompts stand apart, so that short ones can pass a long prefill."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, counters: Counters) -> None:
         self._config = config
         self.share: FairShare | None = None
         """Counters of the tenants, under `fair`."""
@@ -28,7 +29,7 @@ class ModelQueue:
         self.long_threshold = 0
         """Sequences that enter with more tokens are long."""
         self.short, self.long = self._line(), self._line()
-        self.clock = WaitClock()
+        self.clock = WaitClock(counters.waited_s)
         self.num_new = 0
         """Those among the members that never ran."""
         self.last_ticket = 0

@@ -202,7 +202,7 @@ class Scheduler:
         self._measure_capacity(model.name)
         self._vacant_since.pop(model.name, None)
         self.output_lengths.setdefault(model.name, OutputLengths())
-        queue = self.queues.setdefault(model.name, ModelQueue(self.config))
+        queue = self.queues.setdefault(model.name, ModelQueue(self.config, self.counters))
         queue.long_threshold = self.config.long_threshold(min(o.token_budget for o in self.lanes_of(model.name)))
         for sequence in list(queue):
             self._refit(sequence, model, now)

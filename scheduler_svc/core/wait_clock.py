@@ -18,7 +18,9 @@ BEHIND = {
 class WaitClock:
     """Time in one queue by reason. Most members share one reason; those that a plan looked at may have their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: dict[WaitReason, float]) -> None:
+        """`seconds` gathers what all members together have waited, by reason."""
+        self._seconds = seconds
         self.shared = WaitReason.NO_EXECUTOR
         """What all wait for that have no reason of their own."""
         self._own: dict[int, tuple[Sequence, WaitReason]] = {}
@@ -27,8 +29,6 @@ class WaitClock:
         """Seconds in which each reason was the shared one."""
         self._entered: dict[int, dict[WaitReason, float]] = {}
         """Sequence number -> totals when it came."""
-        self.seconds: dict[WaitReason, float] = dict.fromkeys(WaitReason, 0.0)
-        """Seconds that all members together have waited, by reason."""
         self._now = 0.0
 
     def __len__(self) -> int:
@@ -74,9 +74,9 @@ class WaitClock:
         if passed <= 0 or not self._entered:
             return
         self._totals[self.shared] += passed
-        self.seconds[self.shared] += passed * (len(self._entered) - len(self._own))
+        self._seconds[self.shared] += passed * (len(self._entered) - len(self._own))
         for sequence, reason in self._own.values():
             waited = sequence.waited
             waited[reason] = waited.get(reason, 0.0) + passed
             waited[self.shared] = waited.get(self.shared, 0.0) - passed
-            self.seconds[reason] += passed
+            self._seconds[reason] += passed
