@@ -146,9 +146,9 @@ class BlockPool(KvPool):
     def release(self, blocks: Sequence[int], retention: Retention = Retention.NORMAL) -> None:
         """Give one reference back for each block of a table, which lists them in the order of their positions.
 
-        Cached blocks that nobody holds any more become evictable, and stay so as kept ones from the first release with
-        `KEEP` on, until they are evicted or too many are kept. `DROP` is for a table that was not published: what it
-        shares stays as it was.
+        Cached blocks that nobody holds any more become evictable. `KEEP` marks them, and whoever else releases them
+        later: marked ones go after all others, until they are evicted or too many. `DROP` is for a table that was not
+        published: its own blocks become free, and what it shares is released as by `NORMAL`.
         """
         references, hash_of, weights = self._references, self._hash_of, self._weights
         keep, weight = retention is Retention.KEEP, 0
@@ -166,7 +166,8 @@ class BlockPool(KvPool):
                 left = references[block]
             if weights:
                 weight = weights[block] = max(weight, weights[block])
-            if keep or self._is_kept[block]:
+            keep = keep or bool(self._is_kept[block])
+            if keep:
                 self._keep(block, weight)
             elif not left:
                 self._evictable.put(block, weight)
@@ -181,7 +182,7 @@ class BlockPool(KvPool):
         return -1 if digest is None else self._block_of[digest]
 
     def _keep(self, block: int, weight: int) -> None:
-        """Mark a cached block, and place it if it is evictable; when too many are, the first in order becomes normal."""
+        """Mark a cached block, and place it if it is evictable; of too many the first in order becomes normal."""
         if not self._references[block]:
             if not self._is_kept[block]:
                 self._evictable.discard(block)
