@@ -106,9 +106,8 @@ class Core:
         )
         self.scheduler = Scheduler(config)
         model = ModelCard("m", b"fingerprint", VOCAB_SIZE, max_len, (), "bfloat16")
-        self.lane = self.scheduler.attach(
-            "executor", model, Limits(BLOCK_SIZE, NUM_BLOCKS, 0, case.running, TOKEN_BUDGET)
-        )
+        limits = Limits(BLOCK_SIZE, NUM_BLOCKS, 0, case.running, TOKEN_BUDGET)
+        self.lane = self.scheduler.attach("executor", model, limits, time.thread_time())
         self.params = SamplingParams(max(case.max_tokens, 16), temperature=0.0, ignore_eos=True)
         self.num_streams = 0
         gc.collect()
@@ -165,7 +164,7 @@ class Core:
         plan, apply = self.iterate()
         figures.plan.append(1e6 * plan)
         figures.apply.append(1e6 * apply)
-        self.scheduler.abort(FRONTEND, [request.first_stream for request in requests])
+        self.scheduler.abort(FRONTEND, [request.first_stream for request in requests], time.thread_time())
         self.scheduler.outbox.clear()
 
 
