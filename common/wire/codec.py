@@ -13,6 +13,7 @@ The field table is built once, when the class is declared. Decoding checks the n
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -36,6 +37,8 @@ class Message:
     __slots__ = ()
     kind: ClassVar[int] = -1
     wire_fields: ClassVar[tuple[tuple[str, FieldType], ...]] = ()
+    wire_values: ClassVar[Callable[[Any], tuple[Any, ...]]] = staticmethod(lambda value: ())
+    """The fields of a message, in their order."""
 
     def check(self, path: str) -> None:
         """Check what holds between fields. Raises `WireError`."""
@@ -57,12 +60,18 @@ def message(kind: int) -> Callable[[type[M]], type[M]]:
         hints = get_type_hints(cls, include_extras=True)
         hints.pop("kind", None)
         hints.pop("wire_fields", None)
+        hints.pop("wire_values", None)
         table = []
         for name, hint in hints.items():
             if get_origin(hint) is not Annotated:
                 raise TypeError(f"{cls.__name__}.{name}: declare it as Annotated[type, FieldType]")
             table.append((name, get_args(hint)[1]))
         cls.kind, cls.wire_fields = kind, tuple(table)
+        names = [name for name, _ in table]
+        # With one name alone attrgetter makes no tuple.
+        cls.wire_values = staticmethod(
+            attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, *names),)
+        )
         if kind > 0 and _kinds.setdefault(kind, cls) is not cls:
             raise TypeError(f"message kind {kind} declared twice")
         return cls
@@ -77,28 +86,32 @@ class Part:
         self.cls = cls
 
     def pack(self, value: Any) -> list[Any]:
-        return _pack(value, self.cls.wire_fields)
+        return _pack(value, self.cls)
 
     def unpack(self, raw: Any, path: str) -> Message:
         return _build(self.cls, raw, path)
 
 
-def _pack(value: Any, table: tuple[tuple[str, FieldType], ...]) -> list[Any]:
-    packed = []
-    name = ""
+def _pack(value: Any, cls: type[Message]) -> list[Any]:
+    table = cls.wire_fields
+    packed: list[Any] = []
     try:
-        for name, field in table:
-            packed.append(field.pack(getattr(value, name)))
+        for (_, field), item in zip(table, cls.wire_values(value), strict=True):
+            packed.append(field.pack(item))
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise WireError(f"{name}: {error}") from error
+        raise WireError(f"{table[len(packed)][0]}: {error}") from error
     return packed
 
 
 def _build(cls: type[Message], raw: Any, path: str) -> Message:
+    """Paths are put together only for an error: each level puts its own before what the one below says."""
     table = cls.wire_fields
     if type(raw) is not list or len(raw) != len(table):
         raise WireError(f"{path}: expected an array of {len(table)} fields")
-    built = cls(*[field.unpack(v, f"{path}.{name}") for (name, field), v in zip(table, raw, strict=True)])
+    try:
+        built = cls(*[field.unpack(item, name) for (name, field), item in zip(table, raw, strict=True)])
+    except WireError as error:
+        raise WireError(f"{path}.{error}") from error
     built.check(path)
     return built
 
@@ -106,7 +119,7 @@ def _build(cls: type[Message], raw: Any, path: str) -> Message:
 def encode(value: Message) -> bytes:
     """Encode a message. Raises `WireError` when a value cannot be carried."""
     try:
-        fields = [value.kind, *_pack(value, value.wire_fields)]
+        fields = [value.kind, *_pack(value, type(value))]
     except WireError as error:
         raise WireError(f"{type(value).__name__}.{error}") from error
     data: bytes = msgpack.packb(fields, use_bin_type=True)

@@ -174,6 +174,8 @@ class LogprobColumns(Message):
     )
 
     def check(self, path: str) -> None:
+        if not (len(self.rows) or len(self.widths) or len(self.token_ids) or len(self.values)):
+            return
         same_length(path, rows=self.rows, widths=self.widths)
         check_entries(path, self.widths, self.token_ids, self.values)
 

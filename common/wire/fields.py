@@ -120,6 +120,7 @@ class Column:
     def __init__(self, dtype: str, max_items: int) -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
         self.max_items = max_items
+        self._empty: NDArray[Any] = np.frombuffer(b"", self.dtype)
 
     def pack(self, value: Any) -> bytes:
         array = np.asarray(value)
@@ -145,6 +146,8 @@ class Column:
     def unpack(self, raw: Any, path: str) -> NDArray[Any]:
         if type(raw) is not bytes or len(raw) % self.dtype.itemsize:
             raise WireError(f"{path}: expected a column of {self.dtype}, got {_show(raw)}")
+        if not raw:
+            return self._empty
         if len(raw) > self.max_items * self.dtype.itemsize:
             raise WireError(f"{path}: more than {self.max_items} items")
         return np.frombuffer(raw, self.dtype)

@@ -20,6 +20,9 @@ class Gate:
         self._lane, self._lengths = lane, lengths
         never = lane.config.preemption is Preemption.NONE
         self._admission = Admission.WORST_CASE if never else lane.config.admission
+        self._reserve: float | None = None
+        """Blocks that those seated will ever need beyond what they hold, were none to end before all others; None: not
+        counted yet."""
 
     def predicted_length(self, sequence: Sequence) -> int:
         """Tokens that a waiting sequence will have when it ends; at least one more than now."""
@@ -28,6 +31,15 @@ class Gate:
             return sequence.max_length
         predicted = self._lengths.predict(sequence.tenant, generated, sequence.params.max_tokens)
         return sequence.prompt_length + max(predicted, generated + 1)
+
+    def admitted(self, predicted_length: int, num_tokens: int) -> None:
+        """A sequence for which there was room was seated."""
+        if self._reserve is not None:
+            self._reserve += self._need(predicted_length, self._lane.num_blocks_for(num_tokens))
+
+    def preempted(self) -> None:
+        """Others gave way."""
+        self._reserve = None
 
     def blocked_by(self, sequence: Sequence, hit: list[int], without: Collection[Sequence] = ()) -> WaitReason:
         """What forbids to seat a sequence that could start from these cached blocks, were others not there."""
@@ -46,54 +58,86 @@ class Gate:
     def _fits_paged(self, sequence: Sequence, hit: list[int], without: Collection[Sequence]) -> bool:
         """Its first own decode must find a block, a running decode may soon need one each, and the peak must fit."""
         lane = self._lane
-        # The hit's own blocks free no room: they are needed again at once.
-        shared = set(hit)
-        freed = sum(lane.pool.num_releasable(b for b in lane.table(s.slot) if b not in shared) for s in without)
-        available = lane.pool.num_available - lane.pool.num_evictable(hit) + freed
-        slots = self._others(without)
+        available = lane.pool.num_available - lane.pool.num_evictable(hit)
+        if without:
+            # The hit's own blocks free no room: they are needed again at once.
+            shared = set(hit)
+            available += sum(
+                lane.pool.num_releasable(b for b in lane.table(s.slot) if b not in shared) for s in without
+            )
+        num_others = lane.num_running - len(without)
         headroom = 0
-        if len(slots):
+        if num_others:
             headroom = max(lane.watermark_blocks, len(lane.decoding) - sum(not s.prefilling for s in without))
         length = min(len(sequence.tokens) + 1, sequence.max_length - 1)
         if lane.num_blocks_for(length) - len(hit) + headroom > available:
             return False
-        if not len(slots) or self._admission is Admission.IMMEDIATE:
+        if not num_others or self._admission is Admission.IMMEDIATE:
             return True
-        return self._later_need(sequence, hit, slots) <= available
+        return self._later_need_fits(sequence, hit, without, available)
+
+    def _later_need_fits(
+        self, sequence: Sequence, hit: list[int], without: Collection[Sequence], available: int
+    ) -> bool:
+        """Whether what will be needed at once, beyond what the others hold now, is available.
+
+        The peak is looked for only where the sum of all needs does not fit; that is counted once a plan.
+        """
+        predicted, num_tokens = self.predicted_length(sequence), len(sequence.tokens)
+        reserve = self._reserve
+        if reserve is None or without:
+            reserve = self._reserve_of(self._others(without))
+        if not without:
+            self._reserve = reserve
+        if reserve + self._need(predicted, len(hit)) <= available:
+            return True
+        if self._admission is Admission.WORST_CASE:
+            return False
+        lane, slots = self._lane, self._others(without)
+        lengths = np.append(lane.length[slots], num_tokens)
+        remaining = np.append(self._remaining(slots), predicted - num_tokens)
+        held = np.append(lane.num_blocks[slots], len(hit))
+        return peak_blocks(lengths, remaining, held, lane.block_size) - int(held.sum()) <= available
+
+    def _need(self, predicted_length: int, num_held: int) -> float:
+        """Blocks that a sequence will need till its end, beyond those it holds; its last token needs no KV.
+
+        Where lengths are guesses, no fewer than `peak_blocks` counts.
+        """
+        final = predicted_length - 1
+        if self._admission is Admission.WORST_CASE:
+            return max(0, self._lane.num_blocks_for(final) - num_held)
+        return max(0.0, final / self._lane.block_size + 0.5 - num_held)
+
+    def _reserve_of(self, slots: NDArray[np.int64]) -> float:
+        """The same for all of these together."""
+        lane = self._lane
+        finals = lane.length[slots] + self._remaining(slots) - 1
+        if self._admission is Admission.WORST_CASE:
+            ends = -(-finals // lane.block_size)
+        else:
+            ends = finals / lane.block_size + 0.5
+        return float(np.maximum(ends - lane.num_blocks[slots], 0).sum())
 
     def _others(self, without: Collection[Sequence]) -> NDArray[np.int64]:
         """Slots of those that run on."""
-        gone = {sequence.slot for sequence in without}
-        return np.array([s.slot for s in self._lane.occupant if s is not None and s.slot not in gone], np.int64)
-
-    def _later_need(self, sequence: Sequence, hit: list[int], slots: NDArray[np.int64]) -> int:
-        """Blocks that will be needed at once, at most, beyond those that the others hold now."""
-        lane = self._lane
-        final = min(self.predicted_length(sequence), sequence.max_length) - 1
-        lengths = np.append(lane.length[slots], len(sequence.tokens))
-        remaining = np.append(self._remaining(slots), max(1, final + 1 - len(sequence.tokens)))
-        held = np.append(lane.num_blocks[slots], len(hit))
-        if self._admission is Admission.WORST_CASE:
-            finals = lengths + remaining - 1
-            return int((-(-finals // lane.block_size) - held).sum())
-        return peak_blocks(lengths, remaining, held, lane.block_size) - int(held.sum())
+        seated = self._lane.is_seated
+        if without:
+            seated = seated.copy()
+            seated[[sequence.slot for sequence in without]] = False
+        return np.flatnonzero(seated)
 
     def _remaining(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Tokens that those at these slots will still generate; who has outlived the guess gets half as many again."""
         lane = self._lane
         length = lane.length[slots].astype(np.int64)
-        most = lane.max_length[slots].astype(np.int64) - length
+        most = lane.max_length[slots] - length
         if self._admission is Admission.WORST_CASE:
             return most
         guess = lane.predicted_length[slots] - length
-        generated = np.array([length[i] - self._prompt_length(slot) for i, slot in enumerate(slots.tolist())])
+        generated = length - lane.prompt_length[slots]
         likely: NDArray[np.int64] = np.minimum(np.where(guess > 0, guess, generated // 2 + 1), most)
         return likely
-
-    def _prompt_length(self, slot: int) -> int:
-        occupant = self._lane.occupant[slot]
-        assert occupant is not None
-        return occupant.prompt_length
 
 
 def peak_blocks(

@@ -37,16 +37,16 @@ def apply_result(lane: Lane, result: Result) -> tuple[InFlight, Applied]:
     slots = flight.decodes.astype(np.int64)
     if ends:
         slots = np.concatenate([slots, np.array([s.slot for s in ends], np.int64)])
-    _check(lane, slots, result)
+    lengths = lane.length[slots]
+    _check(lane, slots, lengths, result)
     lane.in_flight = None
     _advance_prefills(lane, flight, ends)
-    lengths = lane.length[slots]
     lane.tokens[slots, lengths] = result.tokens
     lane.length[slots] = lengths + 1
-    lane.computed[flight.decodes] += 1
+    lane.computed[slots] = lengths
     first_tokens = [s for s in ends if int(lane.length[s.slot]) == s.prompt_length + 1]
     finished = []
-    for row in np.flatnonzero(result.finish).tolist():
+    for row in result.finish.nonzero()[0].tolist():
         sequence = lane.occupant[slots[row]]
         assert sequence is not None
         if not sequence.aborted:
@@ -58,32 +58,31 @@ def apply_result(lane: Lane, result: Result) -> tuple[InFlight, Applied]:
     return flight, Applied(slots, wanted, finished, [s for s in first_tokens if not s.aborted])
 
 
-def _check(lane: Lane, slots: NDArray[np.int64], result: Result) -> None:
+def _check(lane: Lane, slots: NDArray[np.int64], lengths: NDArray[np.int32], result: Result) -> None:
     if len(result.tokens) != len(slots):
         raise LaneError(f"{len(result.tokens)} tokens for {len(slots)} rows")
     if not len(slots):
         return
-    if int(result.tokens.min()) < 0 or int(result.tokens.max()) >= lane.model.vocab_size:
+    # As unsigned numbers the negative ones are the largest.
+    if int(result.tokens.view(np.uint32).max()) >= lane.model.vocab_size:
         raise LaneError("a token lies outside the vocabulary")
-    if int(result.finish.max()) > max(FinishCode):
+    code = int(result.finish.max())
+    if code > max(FinishCode):
         raise LaneError("an unknown finish code")
-    full = lane.length[slots] + 1 >= lane.max_length[slots]
-    if np.any(full & (result.finish == FinishCode.CONTINUE)):
+    full = lengths + 1 >= lane.max_length[slots]
+    if (full if not code else full & (result.finish == FinishCode.CONTINUE)).any():
         raise LaneError("a row went on past its length limit")
-    if np.any(~full & (result.finish == FinishCode.LENGTH)):
+    if code and (~full & (result.finish == FinishCode.LENGTH)).any():
         raise LaneError("a row ended before its length limit")
 
 
 def _advance_prefills(lane: Lane, flight: InFlight, ends: list[Sequence]) -> None:
     for sequence, chunk in flight.prefills:
-        if sequence not in ends:
-            lane.computed[sequence.slot] += chunk
-            lane.publish(sequence)
+        lane.computed[sequence.slot] += chunk
+        lane.publish(sequence)
     if not ends:
         return
     for sequence in ends:
-        lane.computed[sequence.slot] = lane.length[sequence.slot]
-        lane.publish(sequence)
-        lane.prefilling.remove(sequence)
         sequence.prefilling = False
+    lane.prefilling = [sequence for sequence in lane.prefilling if sequence.prefilling]
     lane.decoding = np.concatenate([lane.decoding, np.array([s.slot for s in ends], np.uint16)])

@@ -89,8 +89,8 @@ class BlockPool(KvPool):
         if count > self.num_available:
             raise ValueError(f"{count} blocks wanted, {self.num_available} available")
         blocks = self._take_free(min(count, self._num_free))
-        for _ in range(count - len(blocks)):
-            blocks.append(self._evict())
+        if len(blocks) < count:
+            blocks += self._evict(count - len(blocks))
         references = self._references
         for block in blocks:
             references[block] = 1
@@ -107,14 +107,20 @@ class BlockPool(KvPool):
         self._num_touched = touched
         return blocks
 
-    def _evict(self) -> int:
-        block = (self._evictable or self._kept).pop()
-        digest = self._hash_of[block]
-        assert digest is not None
-        del self._block_of[digest]
-        self._hash_of[block] = None
-        self._is_kept[block] = False
-        return block
+    def _evict(self, count: int) -> list[int]:
+        """Kept blocks only when no others are left."""
+        blocks = self._evictable.pop(min(count, len(self._evictable)))
+        if len(blocks) < count:
+            kept = self._kept.pop(count - len(blocks))
+            self._unmark(kept)
+            blocks += kept
+        hash_of, block_of = self._hash_of, self._block_of
+        for block in blocks:
+            digest = hash_of[block]
+            assert digest is not None
+            del block_of[digest]
+            hash_of[block] = None
+        return blocks
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
         """Blocks of the longest cached prefix of this chain. Takes no reference."""
@@ -132,26 +138,37 @@ class BlockPool(KvPool):
         references = self._references
         return sum(not references[block] for block in blocks)
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def share(self, blocks: Sequence[int]) -> None:
         """Take one more reference to each of these, which `lookup` found."""
-        references, is_kept, evictable, kept = self._references, self._is_kept, self._evictable, self._kept
-        counts_shares = self.eviction is Eviction.LFU
+        references = self._references
+        idle = [block for block in blocks if not references[block]]
+        if idle:
+            self._take_from_orders(idle)
         for block in blocks:
-            if not references[block]:
-                (kept if is_kept[block] else evictable).remove(block)
             references[block] += 1
-            if counts_shares:
+        if self.eviction is Eviction.LFU:
+            for block in blocks:
                 self._weights[block] += 1
+
+    def _take_from_orders(self, blocks: Sequence[int]) -> None:
+        """Evictable blocks are about to be held, or released anew."""
+        if not len(self._kept):
+            self._evictable.remove(blocks)
+            return
+        self._evictable.remove([block for block in blocks if not self._is_kept[block]])
+        self._kept.remove([block for block in blocks if self._is_kept[block]])
 
     def release(self, blocks: Sequence[int], retention: Retention = Retention.NORMAL) -> None:
         """Give one reference back for each block of a table, which lists them in the order of their positions.
 
-        Cached blocks that nobody holds any more become evictable, and stay so as kept ones from the first release with
-        `KEEP` on, until they are evicted or too many are kept. `DROP` is for a table that was not published: what it
-        shares stays as it was.
+        Cached blocks that nobody holds any more become evictable. `KEEP` marks them, and whoever else releases them
+        later: marked ones go after all others, until they are evicted or too many. `DROP` is for a table that was not
+        published: its own blocks become free, and what it shares is released as by `NORMAL`.
         """
-        references, hash_of, weights = self._references, self._hash_of, self._weights
+        references, hash_of, weights, is_kept = self._references, self._hash_of, self._weights, self._is_kept
         keep, weight = retention is Retention.KEEP, 0
+        normal: list[int] = []
+        kept: list[int] = []
         for block in reversed(blocks):
             left = references[block] - 1
             if left < 0:
@@ -166,31 +183,42 @@ class BlockPool(KvPool):
                 left = references[block]
             if weights:
                 weight = weights[block] = max(weight, weights[block])
-            if keep or self._is_kept[block]:
-                self._keep(block, weight)
-            elif not left:
-                self._evictable.put(block, weight)
+            if keep or is_kept[block]:
+                keep = True
+                is_kept[block] = True
+            if not left:
+                (kept if keep else normal).append(block)
+        self._evictable.put(normal, weights)
+        if kept:
+            self._kept.put(kept, weights)
+            self._limit_kept()
 
     def _free_or_publish(self, block: int) -> int:
-        """An unpublished block is held no more. Returns the cached block of its content, which may be itself, or -1."""
+        """An unpublished block is held no more. Returns the cached block of its content, in no order now, or -1."""
         digest = self._copies.pop(block, None)
-        if digest is not None and digest not in self._block_of:
+        if digest is None:
+            self._free.append(block)
+            return -1
+        cached = self._block_of.get(digest)
+        if cached is None:
             self._publish(block, digest)
             return block
         self._free.append(block)
-        return -1 if digest is None else self._block_of[digest]
+        if not self._references[cached]:
+            self._take_from_orders((cached,))
+        return cached
 
-    def _keep(self, block: int, weight: int) -> None:
-        """Mark a cached block, and place it if it is evictable; when too many are, the first in order becomes normal."""
-        if not self._references[block]:
-            if not self._is_kept[block]:
-                self._evictable.discard(block)
-            self._kept.put(block, weight)
-        self._is_kept[block] = True
-        if len(self._kept) > self.num_blocks // 2:
-            first = self._kept.pop()
-            self._is_kept[first] = False
-            self._evictable.put(first, self._weights[first] if self._weights else 0)
+    def _limit_kept(self) -> None:
+        """Of too many kept blocks, the first in order become normal ones, as if released now."""
+        excess = len(self._kept) - self.num_blocks // 2
+        if excess > 0:
+            blocks = self._kept.pop(excess)
+            self._unmark(blocks)
+            self._evictable.put(blocks, self._weights)
+
+    def _unmark(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._is_kept[block] = False
 
     def num_releasable(self, blocks: Iterable[int]) -> int:
         """How many of these have one reference only, so that releasing makes them available."""
@@ -202,18 +230,20 @@ class BlockPool(KvPool):
 
         The first block of a content is found; a published block keeps its hash.
         """
-        hash_of, block_of, copies = self._hash_of, self._block_of, self._copies
+        hash_of, block_of = self._hash_of, self._block_of
         for block, digest in zip(blocks, digests, strict=True):
-            if hash_of[block] is None:
-                if digest in block_of:
-                    copies[block] = digest
-                else:
-                    copies.pop(block, None)
-                    self._publish(block, digest)
+            if hash_of[block] is not None:
+                continue
+            if digest in block_of:
+                self._copies[block] = digest
+            else:
+                self._publish(block, digest)
 
     def _publish(self, block: int, digest: bytes) -> None:
         self._block_of[digest] = block
         self._hash_of[block] = digest
+        if self._copies:
+            self._copies.pop(block, None)
         if self._weights:
             self._num_published += 1
             self._weights[block] = self._num_published if self.eviction is Eviction.FIFO else 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 
 class EvictionOrder(ABC):
-    """Evictable blocks, the one to go first in front."""
+    """Evictable blocks, the one to go first in front. Its verbs take many blocks, since tables are long."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -19,28 +19,20 @@ class EvictionOrder(ABC):
         """The blocks, in no particular order."""
 
     @abstractmethod
-    def put(self, block: int, weight: int) -> None:
-        """Place a block as one that was released now, also where it is a member already."""
+    def put(self, blocks: Sequence[int], weights: Sequence[int]) -> None:
+        """Take in blocks that are no members, released one after the other; weights are by block, of the whole pool."""
 
     @abstractmethod
-    def remove(self, block: int) -> None:
-        """Take out a member. Raises KeyError where it is none."""
-
-    def discard(self, block: int) -> None:
-        """Take out a block, if it is a member."""
-        if block in self:
-            self.remove(block)
+    def remove(self, blocks: Sequence[int]) -> None:
+        """Take out members. Raises KeyError for one that is none."""
 
     @abstractmethod
-    def __contains__(self, block: object) -> bool: ...
-
-    @abstractmethod
-    def pop(self) -> int:
-        """Take out the first. Raises KeyError or IndexError when empty."""
+    def pop(self, count: int) -> list[int]:
+        """Take out the first `count` of the members, which are as many at least."""
 
 
 class RecencyOrder(EvictionOrder):
-    """The block released longest ago goes first, whatever its weight. Every step is O(1)."""
+    """The block released longest ago goes first, whatever its weight. O(1) a block."""
 
     def __init__(self) -> None:
         # A plain dict looks for its first key past all that were deleted before it.
@@ -52,22 +44,23 @@ class RecencyOrder(EvictionOrder):
     def __iter__(self) -> Iterator[int]:
         return iter(self._blocks)
 
-    def __contains__(self, block: object) -> bool:
-        return block in self._blocks
+    def put(self, blocks: Sequence[int], weights: Sequence[int]) -> None:
+        members = self._blocks
+        for block in blocks:
+            members[block] = None
 
-    def put(self, block: int, weight: int) -> None:
-        self._blocks[block] = None
-        self._blocks.move_to_end(block)
+    def remove(self, blocks: Sequence[int]) -> None:
+        members = self._blocks
+        for block in blocks:
+            del members[block]
 
-    def remove(self, block: int) -> None:
-        del self._blocks[block]
-
-    def pop(self) -> int:
-        return self._blocks.popitem(last=False)[0]
+    def pop(self, count: int) -> list[int]:
+        pop = self._blocks.popitem
+        return [pop(last=False)[0] for _ in range(count)]
 
 
 class WeightOrder(EvictionOrder):
-    """The lightest block goes first; among those, the one released longest ago. Every step is amortised O(log n)."""
+    """The lightest block goes first; among those, the one released longest ago. Amortised O(log n) a block."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, int] = {}
@@ -82,23 +75,27 @@ class WeightOrder(EvictionOrder):
     def __iter__(self) -> Iterator[int]:
         return iter(self._ticks)
 
-    def __contains__(self, block: object) -> bool:
-        return block in self._ticks
-
-    def put(self, block: int, weight: int) -> None:
-        self._now += 1
-        self._ticks[block] = self._now
-        heapq.heappush(self._heap, (weight, self._now, block))
-        if len(self._heap) > 2 * len(self._ticks) + 64:
-            self._heap = [entry for entry in self._heap if self._ticks.get(entry[2]) == entry[1]]
+    def put(self, blocks: Sequence[int], weights: Sequence[int]) -> None:
+        ticks, heap, push = self._ticks, self._heap, heapq.heappush
+        for tick, block in enumerate(blocks, start=self._now):
+            ticks[block] = tick
+            push(heap, (weights[block], tick, block))
+        self._now += len(blocks)
+        if len(heap) > 2 * len(ticks) + 64:
+            self._heap = [entry for entry in heap if ticks.get(entry[2]) == entry[1]]
             heapq.heapify(self._heap)
 
-    def remove(self, block: int) -> None:
-        del self._ticks[block]
+    def remove(self, blocks: Sequence[int]) -> None:
+        ticks = self._ticks
+        for block in blocks:
+            del ticks[block]
 
-    def pop(self) -> int:
-        while True:
-            _, tick, block = heapq.heappop(self._heap)
-            if self._ticks.get(block) == tick:
-                del self._ticks[block]
-                return block
+    def pop(self, count: int) -> list[int]:
+        ticks, heap = self._ticks, self._heap
+        blocks: list[int] = []
+        while len(blocks) < count:
+            _, tick, block = heapq.heappop(heap)
+            if ticks.get(block) == tick:
+                del ticks[block]
+                blocks.append(block)
+        return blocks

@@ -45,7 +45,7 @@ class KvPool(ABC):
         """How many of these, which `lookup` found, would leave the available ones when shared."""
 
     @abstractmethod
-    def share(self, blocks: Iterable[int]) -> None:
+    def share(self, blocks: Sequence[int]) -> None:
         """Take one more reference to each of these, which `lookup` found."""
 
     @abstractmethod

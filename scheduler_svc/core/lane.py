@@ -92,6 +92,7 @@ class Lane:
         """Known tokens."""
         self.computed = np.zeros(self.seats, np.int32)
         """Tokens whose KV is written and acknowledged."""
+        self.prompt_length = np.zeros(self.seats, np.int32)
         self.max_length = np.zeros(self.seats, np.int32)
         self.num_blocks = np.zeros(self.seats, np.int32)
         self.predicted_length = np.zeros(self.seats, np.int32)
@@ -106,6 +107,10 @@ class Lane:
         """See `Sequence.last_token_at`."""
         self.generation = np.zeros(self.seats, np.uint32)
         self.occupant: list[Sequence | None] = [None] * self.seats
+        self.is_seated = np.zeros(self.seats, np.bool_)
+        """Whether a slot has an occupant."""
+        self.rank = np.zeros(self.seats, np.int32)
+        """See `Sequence.rank`."""
         self.free_slots = list(range(self.seats - 1, -1, -1))
         self.decoding = np.empty(0, np.uint16)
         """Slots whose only uncomputed token is their last one."""
@@ -161,6 +166,8 @@ class Lane:
         computed = self._swap_in(sequence, table, len(hit))
         sequence.state, sequence.lane, sequence.slot, sequence.prefilling = State.RUNNING, self, slot, True
         self.occupant[slot] = sequence
+        self.is_seated[slot] = True
+        self.rank[slot] = sequence.rank
         self.generation[slot] += 1
         self.tokens[slot, :count] = sequence.tokens
         self.blocks[slot, : len(table)] = table
@@ -168,6 +175,7 @@ class Lane:
         self.length[slot] = count
         self.computed[slot] = computed
         self.num_published[slot] = len(hit)
+        self.prompt_length[slot] = sequence.prompt_length
         self.max_length[slot] = min(sequence.max_length, self.model.max_model_len)
         self.predicted_length[slot] = predicted_length
         self.owner[slot], self.stream[slot] = sequence.owner, sequence.stream
@@ -254,6 +262,7 @@ class Lane:
         """Take a sequence out of the running set."""
         slot = sequence.slot
         self.occupant[slot] = None
+        self.is_seated[slot] = False
         if sequence.prefilling:
             self.prefilling.remove(sequence)
         else:
@@ -264,6 +273,7 @@ class Lane:
         """Raise AssertionError unless the columns, the pool and the running set agree."""
         slots = [slot for slot, sequence in enumerate(self.occupant) if sequence is not None]
         assert sorted(slots + self.free_slots) == list(range(self.seats)), "slots: each occupied or free"
+        assert np.flatnonzero(self.is_seated).tolist() == slots
         self.pool.check_invariants(self.table(slot) for slot in slots)
         decoding = {int(slot) for slot in self.decoding}
         prefilling = {sequence.slot for sequence in self.prefilling}
@@ -273,6 +283,7 @@ class Lane:
             sequence = self.occupant[slot]
             assert sequence is not None and sequence.state is State.RUNNING
             assert sequence.lane is self and sequence.slot == slot
+            assert self.rank[slot] == sequence.rank and self.prompt_length[slot] == sequence.prompt_length
             computed, length = int(self.computed[slot]), int(self.length[slot])
             assert computed < length <= int(self.max_length[slot]), "order: a token is computed after it is known"
             assert int(self.num_blocks[slot]) * self.block_size >= computed

@@ -73,7 +73,7 @@ class RunPool(KvPool):
         """Always 0."""
         return 0
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def share(self, blocks: Sequence[int]) -> None:
         """Nothing can be shared. Raises ValueError for any block."""
         for block in blocks:
             raise ValueError(f"block {block} belongs to a run and cannot be shared")

@@ -37,6 +37,8 @@ class Seating:
     def admit(self, sequence: Sequence, preempt: Callable[[Sequence], None]) -> WaitReason:
         """Seat the head of the queue, by preempting lower ranks where that is enough. Returns what forbids it."""
         lane = self._lane
+        if not lane.free_slots and not self._may_preempt_for(sequence):
+            return WaitReason.SEATS
         hit = lane.prefix_hit(sequence)
         blocked_by = self._gate.blocked_by(sequence, hit)
         if blocked_by is not WaitReason.NONE:
@@ -45,10 +47,12 @@ class Seating:
                 return blocked_by
             for victim in victims:
                 preempt(victim)
+            self._gate.preempted()
             hit = lane.prefix_hit(sequence)
         predicted_length = self._gate.predicted_length(sequence)
         self._queue.remove(sequence, self._now)
         lane.admit(sequence, hit, predicted_length)
+        self._gate.admitted(predicted_length, len(sequence.tokens))
         return WaitReason.NONE
 
     # --- several lanes ---
@@ -85,10 +89,15 @@ class Seating:
 
     # --- preemption by rank ---
 
+    def _may_preempt_for(self, sequence: Sequence) -> bool:
+        """Whether anybody has a lower rank."""
+        lane = self._lane
+        return lane.may_preempt and bool((lane.rank[lane.is_seated] > sequence.rank).any())
+
     def _lower_rank_victims(self, sequence: Sequence, hit: list[int]) -> list[Sequence]:
         """The fewest sequences of lower ranks, last first, that must go to seat this one; none when not enough."""
         lane = self._lane
-        if not lane.may_preempt:
+        if not self._may_preempt_for(sequence):
             return []
         candidates = [s for s in lane.running() if s.rank > sequence.rank and lane.changes.is_told(s.slot)]
         candidates.sort(key=lambda other: other.key, reverse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +22,8 @@ class State(Enum):
     FINISHED = "finished"
 
 
-class WaitReason(Enum):
-    """Why a runnable sequence is not in an iteration."""
+class WaitReason(StrEnum):
+    """Why a runnable sequence is not in an iteration. (Texts are quick keys; plain enum members are not.)"""
 
     NONE = "none"
     SEATS = "seats"

@@ -40,6 +40,23 @@ def test_hashes_are_keyed() -> None:
     assert not set(chain(TOKENS, 5)) & set(chain(TOKENS, 5, key=b"another"))
 
 
+def test_roots_keep_chains_of_equal_tokens_apart() -> None:
+    hashes: dict[bytes, list[bytes]] = {root: [] for root in (b"", b"salt", b"salt" * 40, chain(TOKENS, 1)[0])}
+    for root, own in hashes.items():
+        for count in (2, 5):
+            extend_hashes(own, TOKENS, 4, b"k", count, root)
+    assert len({digest for own in hashes.values() for digest in own}) == 5 * len(hashes)
+    assert hashes[b""] == chain(TOKENS, 5)
+
+
+def test_no_root_begins_where_another_chain_goes_on() -> None:
+    """Whoever knows a link must not be able to put other KV in the place of what follows it."""
+    first, second = chain(TOKENS, 2)
+    forged: list[bytes] = []
+    extend_hashes(forged, TOKENS[4:], 4, b"k", 1, first)
+    assert forged != [second]
+
+
 def test_the_same_block_after_another_history_is_another_block() -> None:
     once = chain(np.array([1, 2, 3, 4] * 2, np.int32), 2)
     assert once[0] != once[1]
@@ -184,6 +201,31 @@ def test_publishing_again_changes_nothing() -> None:
     pool.publish(block, b"one")
     pool.publish(block, b"two")
     assert pool.lookup([b"one"]) == [block] and pool.lookup([b"two"]) == []
+
+
+def test_what_would_fit_after_a_release() -> None:
+    pool = BlockPool(6)
+    shared, hashes = published(pool, 2)
+    pool.share(shared)
+    own = pool.allocate(3)
+    assert pool.fits(1) and not pool.fits(2)
+    assert pool.fits(4, own) and not pool.fits(5, own)
+    assert (
+        not pool.fits(2, shared)
+        and pool.fits(6, [*shared, *own, *shared])
+        and not pool.fits(7, [*shared, *own, *shared])
+    )
+    pool.release(shared)
+    pool.release(shared)
+    assert pool.fits(3) and pool.lookup(hashes) == shared
+
+
+def test_only_cached_blocks_can_be_shared() -> None:
+    pool = BlockPool(2)
+    blocks = pool.allocate(1)
+    pool.release(blocks)
+    with pytest.raises(KeyError):
+        pool.share(blocks)
 
 
 # --- the index at work ---
