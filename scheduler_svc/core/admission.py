@@ -114,10 +114,8 @@ class Gate:
         lane = self._lane
         finals = lane.length[slots] + self._remaining(slots) - 1
         if self._admission is Admission.WORST_CASE:
-            ends = -(-finals // lane.block_size)
-        else:
-            ends = finals / lane.block_size + 0.5
-        return float(np.maximum(ends - lane.num_blocks[slots], 0).sum())
+            return float(np.maximum(-(-finals // lane.block_size) - lane.num_blocks[slots], 0).sum())
+        return float(np.maximum(finals / lane.block_size + 0.5 - lane.num_blocks[slots], 0).sum())
 
     def _others(self, without: Collection[Sequence]) -> NDArray[np.int64]:
         """Slots of those that run on."""
