@@ -39,7 +39,8 @@ class Planner:
             self._plan_prefills(may_admit=True)
             decodes = NO_SLOTS
             if not self.chunks:
-                self._grow_decodes()
+                if self._grow_decodes() and not lane.draining:
+                    self.queue.blocked(self.queue.head(), WaitReason.KV_BLOCKS, [], self.now)
                 decodes = lane.decoding
         else:
             preempted = self._grow_decodes()
