@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -101,7 +102,7 @@ class SchedulerConfig:
     """Most prompt tokens of one sequence in one iteration; 0: the token budget alone bounds it."""
     long_prefill_threshold: int = 0
     """Prompts with more tokens than this are *long*: one at a time is prefilled, and short ones pass it. 0: a quarter
-    of the smallest token budget among the lanes."""
+    of the smallest token budget among the lanes. Without chunked prefill none is: it could not share an iteration."""
     target_itl_ms: float = 0.0
     """Prefill rides along with decodes as far as iterations stay within this time, by what they took so far; 0: off."""
     watermark: float = 0.01
@@ -128,4 +129,7 @@ class SchedulerConfig:
     """A sequence whose plans were lost this often, without progress in between, ends with an error."""
 
     def long_threshold(self, token_budget: int) -> int:
+        """Most tokens of a prompt that is not long."""
+        if not self.chunked_prefill:
+            return sys.maxsize
         return self.long_prefill_threshold or max(1, token_budget // 4)
