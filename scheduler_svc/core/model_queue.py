@@ -37,7 +37,7 @@ class ModelQueue:
         """A heap of (when, ticket, whether that is its deadline, sequence): its key changes then, if it still has that
         ticket and waits."""
         self._classes: Counter[int] = Counter()
-        """Priority classes of the members, as asked for."""
+        """Priority classes of the live sequences, as asked for."""
         self._ageing = 0.0 if config.discipline is Discipline.FCFS else config.ageing_s
 
     def _line(self) -> Line:
@@ -55,13 +55,26 @@ class ModelQueue:
 
     # --- membership ---
 
+    def begin(self, sequence: Sequence) -> None:
+        """A sequence came to life."""
+        self._classes[sequence.priority] += 1
+        if self.share is not None:
+            self.share.begin(sequence.tenant)
+
+    def end(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        self._classes[sequence.priority] -= 1
+        if not self._classes[sequence.priority]:
+            del self._classes[sequence.priority]
+        if self.share is not None:
+            self.share.end(sequence.tenant)
+
     def add(self, sequence: Sequence, now: float) -> None:
         """A sequence begins to wait, or waits again."""
         self.last_ticket += 1
         sequence.ticket = self.last_ticket
         sequence.is_long = len(sequence.tokens) > self.long_threshold
         sequence.key = self._key(sequence, now)
-        self._classes[sequence.priority] += 1
         self.clock.enter(sequence, now)
         if self.share is not None:
             self.share.enter(sequence.tenant)
@@ -75,9 +88,6 @@ class ModelQueue:
         """A member waits no more."""
         self.set_aside(sequence)
         self.clock.leave(sequence, now)
-        self._classes[sequence.priority] -= 1
-        if not self._classes[sequence.priority]:
-            del self._classes[sequence.priority]
         if self.share is not None:
             self.share.leave(sequence.tenant)
 

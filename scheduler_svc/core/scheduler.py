@@ -94,8 +94,7 @@ class Scheduler:
             self._num_submitted += 1
             self.live[owner, stream] = sequence
             self.by_request.setdefault(request.request_id, []).append(sequence)
-            if queue.share is not None:
-                queue.share.begin(sequence.tenant)
+            queue.begin(sequence)
             queue.add(sequence, now)
 
     def _chain_root(self, request: Submit) -> bytes:
@@ -173,8 +172,7 @@ class Scheduler:
         else:
             lane.release(sequence)
             sequence.state = State.FINISHED
-        if queue.share is not None:
-            queue.share.end(sequence.tenant)
+        queue.end(sequence)
         del self.live[sequence.owner, sequence.stream]
         siblings = self.by_request[sequence.request_id]
         siblings.remove(sequence)
