@@ -71,14 +71,14 @@ def check_reasons(world: World) -> None:
     for model in world.scheduler.queues:
         waiting, lanes = world.waiting(model), world.scheduler.lanes_of(model)
         admitting = [lane for lane in lanes if not lane.draining]
-        leaving = any(lane.epoch in world.leaving for lane in lanes)
+        leaving = [lane for lane in lanes if lane.epoch in world.leaving]
         for sequence in waiting:
             reason = world.scheduler.why(sequence)
             assert reason is not WaitReason.NONE
             assert (reason is WaitReason.NO_EXECUTOR) == (not lanes)
-            assert leaving or (reason is WaitReason.PAUSED) == (bool(lanes) and not admitting)
+            assert bool(leaving) or (reason is WaitReason.PAUSED) == (bool(lanes) and not admitting)
         if waiting and admitting:
-            assert any(lane.epoch in world.out for lane in admitting), "somebody waits and no lane is at work"
+            assert any(lane.epoch in world.out for lane in admitting + leaving), "somebody waits and no lane is at work"
 
 
 def check_full(world: World, lane: Lane, plan: Plan | None, *, preempted: bool) -> None:

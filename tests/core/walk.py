@@ -267,8 +267,7 @@ class Walk:
 
     def _drain(self) -> None:
         if self.world.lanes:
-            self.world.scheduler.drain(self.chance.choice(self.world.lanes), self.world.now)
-            self.world.read_outbox(None)
+            self.world.drain(self.chance.choice(self.world.lanes))
 
     def _leave(self) -> None:
         if self.world.lanes:

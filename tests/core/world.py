@@ -313,6 +313,11 @@ class World:
         self.scheduler.leave(lane)
         self.leaving.add(lane.epoch)
 
+    def drain(self, lane: Lane) -> None:
+        self.leaving.discard(lane.epoch)
+        self.scheduler.drain(lane, self.now)
+        self.read_outbox(None)
+
     # --- checks ---
 
     def check(self) -> None:
