@@ -61,6 +61,7 @@ def test_the_rows_cover_every_pair_and_are_few() -> None:
     assert len(rows) <= 24
 
 
+@pytest.mark.timeout(1800 if NIGHTLY else 180)
 @pytest.mark.parametrize("combination", [str(make(row)) for row in ROWS])
 def test_it_holds_what_always_holds(combination: str) -> None:
     for seed in range(WALKS):

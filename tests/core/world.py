@@ -106,6 +106,11 @@ class World:
         self.plans: list[Plan] = []
         self.closed: set[int] = set()
         """Epochs whose lanes held members of a batch before the plan in flight."""
+        self.open: set[tuple[int, int]] = set()
+        """Streams that may still be live."""
+        self.waited = dict.fromkeys(WaitReason, 0.0)
+        """Seconds of all streams in queues, by reason."""
+        self.num_checks = 0
         self.leaving: set[int] = set()
         """Epochs of lanes that are to be drained at their next plan."""
         self._num_streams = 0
@@ -122,6 +127,7 @@ class World:
             if sequence.state is State.WAITING:
                 waited, reason = self.streams[key].waited, self.scheduler.why(sequence)
                 waited[reason] = waited.get(reason, 0.0) + passed
+                self.waited[reason] += passed
 
     # --- clients ---
 
@@ -154,6 +160,7 @@ class World:
             own = SamplingParams(max_tokens, **{"temperature": 0.0, **params, "seed": seed})
             streams.append(Stream(owner, first + i, prompt, own))
             self.streams[owner, first + i] = streams[-1]
+            self.open.add((owner, first + i))
         decoded = decode(encode(request))
         assert isinstance(decoded, Submit)
         self.scheduler.submit(owner, decoded, self.now)
