@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ from scheduler_svc.core.wait_clock import BEHIND, WaitClock
 from scheduler_svc.core.waiting_queue import Line, WaitingQueue
 
 LATE = 1e15
-"""Added to the deadlines of those that have missed theirs: they come after all others of their rank."""
+"""Added to the deadlines of those that have just missed theirs: they come after all others of their rank."""
 
 
 class ModelQueue:
@@ -80,8 +81,8 @@ class ModelQueue:
             self.share.enter(sequence.tenant)
         if self._ageing:
             heapq.heappush(self._timers, (now + self._ageing, sequence.ticket, False, sequence))
-        if self._config.discipline is Discipline.DEADLINE and now < sequence.deadline:
-            heapq.heappush(self._timers, (sequence.deadline, sequence.ticket, True, sequence))
+        if self._config.discipline is Discipline.DEADLINE:
+            self._watch_deadline(sequence, now)
         self.put_back(sequence)
 
     def remove(self, sequence: Sequence, now: float) -> None:
@@ -118,18 +119,28 @@ class ModelQueue:
     def _key(self, sequence: Sequence, now: float) -> Key:
         order = 0.0
         if self._config.discipline is Discipline.DEADLINE:
-            order = sequence.deadline if now < sequence.deadline else sequence.deadline + LATE
+            until = sequence.deadline + (self._ageing or math.inf)
+            order = sequence.deadline + (LATE if sequence.deadline <= now < until else 0.0)
         elif self.share is not None:
             order = self.share.counter(sequence.tenant)
         return (sequence.rank, order, sequence.number)
 
+    def _watch_deadline(self, sequence: Sequence, now: float) -> None:
+        """Set a timer for when a member is late, then for when it has been so for the time of ageing."""
+        for due in (sequence.deadline, sequence.deadline + self._ageing):
+            if now < due:
+                heapq.heappush(self._timers, (due, sequence.ticket, True, sequence))
+                return
+
     def refresh(self, now: float) -> None:
-        """Lift those that have waited long, and demote those that are late."""
+        """Lift those that have waited long, and demote those that are late, for a while."""
         while self._timers and self._timers[0][0] <= now:
             _, ticket, is_deadline, sequence = heapq.heappop(self._timers)
             if sequence.ticket != ticket or sequence not in self:
                 continue
-            if not is_deadline:
+            if is_deadline:
+                self._watch_deadline(sequence, now)
+            else:
                 heapq.heappush(self._timers, (now + self._ageing, ticket, False, sequence))
                 if sequence.rank <= min(self._classes):
                     continue
