@@ -139,11 +139,11 @@ def _certainly_fits(world: World, lane: Lane, head: Sequence) -> bool:
     if config.admission is Admission.IMMEDIATE and config.preemption is not Preemption.NONE:
         length = len(head.tokens) + (head.params.max_tokens > head.num_generated + 1)
         need = -(-length // lane.block_size) - len(hit)
-        return need + max(lane.watermark_blocks, len(lane.decoding)) <= available
+        return need + max(lane.watermark_blocks, len(lane.decoding)) + len(lane.prefilling) <= available
     finals = [min(s.max_length, lane.model.max_model_len) - 1 for s in [*lane.running(), head]]
     held = sum(int(lane.num_blocks[s.slot]) for s in lane.running()) + len(hit)
     need = sum(-(-final // lane.block_size) for final in finals) + len(finals) // 2 + 1 - held
-    return need + max(lane.watermark_blocks, len(lane.decoding)) <= available
+    return need + max(lane.watermark_blocks, len(lane.decoding)) + len(lane.prefilling) <= available
 
 
 def check_waited(world: World) -> None:
