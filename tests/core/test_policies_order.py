@@ -48,7 +48,9 @@ def test_ageing_bounds_the_wait_of_a_low_class(discipline: Discipline) -> None:
     assert 50 <= iterations_until_class_5_starts(world, 1000) <= 5 * (20 + 1) + 4
 
 
-@pytest.mark.parametrize("changes", [{"discipline": "fcfs", "ageing_s": 2.0}, {"discipline": "priority", "ageing_s": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"discipline": "fcfs", "ageing_s": 2.0}, {"discipline": "priority", "ageing_s": 0}]
+)
 def test_strict_classes_starve_lower_ones(changes: dict[str, Any]) -> None:
     world = World(**{**changes, "discipline": Discipline(changes["discipline"])})
     world.attach(seats=2)
