@@ -9,16 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from hashlib import blake2b
 
-import numpy as np
-
-from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Retention, Submit
+from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit
 from common.wire.codec import Message
 from scheduler_svc.core.applier import Applied, apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
+from scheduler_svc.core.intake import misfit, sequences_of
 from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.planner import Planner
@@ -63,46 +61,18 @@ class Scheduler:
 
     def submit(self, owner: int, request: Submit, now: float) -> None:
         """Accept the `n` sequences of a request, or end each with the reason why not."""
-        streams = range(request.first_stream, request.first_stream + request.n)
         refusal = self._refusal(owner, request, now)
         if refusal is not None:
             self.refuse(owner, request, refusal)
             return
-        prompt = np.array(request.prompt, np.int32)
-        deadline = now + (request.deadline_ms / 1000 or self.config.default_deadline_s)
         queue = self.queues[request.model]
-        for i, stream in enumerate(streams):
-            seed = (request.params.seed + i) % (1 << 64)
-            sequence = Sequence(
-                owner=owner,
-                stream=stream,
-                index=i,
-                request_id=request.request_id,
-                model=request.model,
-                params=replace(request.params, seed=seed) if i else request.params,
-                priority=request.priority,
-                rank=request.priority,
-                number=self._num_submitted,
-                arrived=now,
-                deadline=deadline,
-                tokens=prompt,
-                prompt_length=len(prompt),
-                tenant=request.tenant,
-                salt=self._chain_root(request),
-                retention=Retention(request.retention),
-            )
+        for sequence in sequences_of(owner, request, self._num_submitted, now, self.config):
             self._num_submitted += 1
-            self.live[owner, stream] = sequence
+            self.live[owner, sequence.stream] = sequence
             self.by_request.setdefault(request.request_id, []).append(sequence)
             if queue.share is not None:
                 queue.share.begin(sequence.tenant)
             queue.add(sequence, now)
-
-    def _chain_root(self, request: Submit) -> bytes:
-        """What the request's prefix hashes are chained to: whose roots differ share nothing."""
-        if not self.config.isolate_tenants:
-            return request.salt
-        return blake2b(request.salt, digest_size=16, key=blake2b(request.tenant.encode()).digest()).digest()
 
     def refuse(self, owner: int, request: Submit, answer: Ended) -> None:
         """End every stream of a request with this answer, without accepting it."""
@@ -122,20 +92,7 @@ class Scheduler:
         if sum(other.num_new for other in self.queues.values()) + request.n > self.config.max_waiting:
             wait = min(120, max(1, math.ceil(len(queue) * self._mean_gap_s)))
             return Ended(0, EndReason.QUEUE_FULL, message="the queue is full", retry_after_s=wait)
-        return self._misfit(request, self.models[request.model], self.kv_capacity[request.model])
-
-    @staticmethod
-    def _misfit(request: Submit, model: ModelCard, kv_tokens: int) -> Ended | None:
-        length = len(request.prompt) + request.params.max_tokens
-        text = ""
-        if length > model.max_model_len:
-            text = f"prompt and max_tokens make {length} tokens, the model's context holds {model.max_model_len}"
-        elif length - 1 > kv_tokens:
-            text = f"prompt and max_tokens need KV for {length - 1} tokens, the largest pool holds {kv_tokens}"
-        elif int(request.prompt.min()) < 0 or int(request.prompt.max()) >= model.vocab_size:
-            text = "a prompt token lies outside the vocabulary"
-        elif request.params.max_tokens < 1:
-            text = "max_tokens must be at least 1"
+        text = misfit(request, self.models[request.model], self.kv_capacity[request.model])
         return Ended(0, EndReason.REJECTED, message=text) if text else None
 
     def abort(self, owner: int, streams: Iterable[int], now: float) -> None:
