@@ -112,7 +112,7 @@ class Recording:
             useful=len(work.sampled),
             waiting=self.num_waiting,
             used_blocks=used_blocks,
-            held_positions=int(replica.num_blocks.sum()),
+            held_positions=int(replica.num_blocks.sum()) * replica.block_size,
             written_positions=int(replica.computed[resident].sum()),
             swapped=work.swapped_blocks,
         )

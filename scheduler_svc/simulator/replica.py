@@ -44,8 +44,8 @@ class Work:
 class Replica:
     """Columns by slot. A request is known by the seed of its sampling parameters."""
 
-    def __init__(self, epoch: int, num_slots: int) -> None:
-        self.epoch = epoch
+    def __init__(self, epoch: int, num_slots: int, block_size: int) -> None:
+        self.epoch, self.block_size = epoch, block_size
         self.request = np.full(num_slots, -1, np.int64)
         self.length = np.zeros(num_slots, np.int64)
         """Known tokens."""

@@ -59,7 +59,7 @@ class Simulation:
         self._executors = []
         for i in range(setup.lanes):
             lane = self._scheduler.attach(f"executor-{i}", card, limits)
-            self._executors.append(_Executor(lane, Replica(lane.epoch, setup.seats)))
+            self._executors.append(_Executor(lane, Replica(lane.epoch, setup.seats, setup.block_size)))
         self.recording.seats = sum(executor.lane.seats for executor in self._executors)
         self.recording.num_blocks = setup.blocks * setup.lanes
         self._busy: list[tuple[float, int]] = []
