@@ -83,17 +83,17 @@ def main() -> int:
         name="yi-34b-2xa100",
         pieces=tuple(tuple(float(f"{value:.6g}") for value in piece) for piece in pieces),
         fit={
-            "source": "Sarathi-Serve (OSDI'24), artifact figures 2 and 9 and table 2: Yi-34B, bf16, on two A100 80GB PCIe"
-            " with tensor parallelism, in Sarathi-Serve's own engine of 2024",
+            "source": "Sarathi-Serve (OSDI'24), artifact figures 2 and 9 and table 2: Yi-34B, bf16, on two"
+            " A100 80GB PCIe with tensor parallelism, in Sarathi-Serve's own engine of 2024",
             "shape": shape,
             "samples": len(measured),
             "median_error": round(float(np.median(inside)), 4),
             "p90_error": round(float(np.quantile(inside, 0.9)), 4),
             "left_out_median_error": round(float(np.median(outside[shape])), 4),
             "left_out_p90_error": round(float(np.quantile(outside[shape], 0.9)), 4),
-            "note": "errors are relative; left_out: each measurement predicted from all others. All decodes were measured at a"
-            " context of about 1,022 tokens, so what a row costs by itself and by its context cannot be told apart; the"
-            " fit puts all of it on the context. Swaps were not measured and cost nothing here.",
+            "note": "errors are relative; left_out: each measurement predicted from all others. All decodes were"
+            " measured at a context of about 1,022 tokens, so what a row costs by itself and by its context cannot be"
+            " told apart; the fit puts all of it on the context. Swaps were not measured and cost nothing here.",
         },
         executor={"block_size": BLOCK_SIZE, "blocks": int(KV_BYTES / KV_BYTES_PER_TOKEN / BLOCK_SIZE), "seats": 256},
     )

@@ -28,9 +28,9 @@ from scheduler_svc.simulator.summary import Summary, as_object, as_text, summari
 from scheduler_svc.simulator.traces import LAYOUTS, TraceError
 from scheduler_svc.simulator.workload import MAX_REQUESTS, Workload, WorkloadError, WorkloadSettings, build
 
-DESCRIPTION = """Runs the scheduler's core against virtual executors, whose iterations take as long as a cost model says,
-and compares settings. Without --trace, give --requests, --prompt-lengths and --output-lengths. Lengths (and deadlines)
-are fixed:N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA."""
+DESCRIPTION = """Runs the scheduler's core against virtual executors, whose iterations take as long as a cost model
+says, and compares settings. Without --trace, give --requests, --prompt-lengths and --output-lengths. Lengths (and
+deadlines) are fixed:N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA."""
 
 COMPARE_HELP = """one more run, like the base but for these settings, for example
 contiguous:kv=contiguous,preemption=none (repeat for more)"""
@@ -147,7 +147,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     _add_workload(parser.add_argument_group("workload"))
     executor = parser.add_argument_group("virtual executors")
     for name, one in SETUP_FIELDS.items():
-        executor.add_argument(_flag(name), dest=f"set_{name}", metavar="N", help=f"default {one.default}, or the cost model's")
+        executor.add_argument(
+            _flag(name), dest=f"set_{name}", metavar="N", help=f"default {one.default}, or the cost model's"
+        )
     for name, text in (("overhead_ms", "added to every iteration"), ("request_ms", "added to every request's latency")):
         executor.add_argument(_flag(name), dest=f"set_{name}", metavar="MS", help=f"{text} (the cost model's)")
     scheduler = parser.add_argument_group("scheduler", "the service's settings, with the service's defaults")
@@ -155,7 +157,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         shown = "as many as there are requests" if name == "max_waiting" else str(one.default)
         if isinstance(one.default, bool):
             scheduler.add_argument(_flag(name), dest=f"set_{name}", nargs="?", const="true", metavar="BOOL", help=shown)
-            scheduler.add_argument(f"--no-{name.replace('_', '-')}", dest=f"set_{name}", action="store_const", const="false")
+            scheduler.add_argument(
+                f"--no-{name.replace('_', '-')}", dest=f"set_{name}", action="store_const", const="false"
+            )
         else:
             scheduler.add_argument(_flag(name), dest=f"set_{name}", metavar="VALUE", help=shown)
     return parser
@@ -166,18 +170,36 @@ def _flag(name: str) -> str:
 
 
 def _add_workload(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--trace", type=Path, metavar="FILE", help="requests to replay: Azure, Mooncake, ShareGPT lengths")
-    group.add_argument("--format", dest="layout", choices=["auto", *LAYOUTS], default="auto", help="of the trace (%(default)s)")
-    group.add_argument("--requests", type=int, metavar="N", help=f"the first N of the trace, or how many (at most {MAX_REQUESTS})")
+    group.add_argument(
+        "--trace", type=Path, metavar="FILE", help="requests to replay: Azure, Mooncake, ShareGPT lengths"
+    )
+    group.add_argument(
+        "--format", dest="layout", choices=["auto", *LAYOUTS], default="auto", help="of the trace (%(default)s)"
+    )
+    group.add_argument(
+        "--requests", type=int, metavar="N", help=f"the first N of the trace, or how many (at most {MAX_REQUESTS})"
+    )
     group.add_argument("--rate", type=float, metavar="R", help="requests a second on average; stretches a trace")
-    group.add_argument("--arrivals", choices=ARRIVALS, help="the trace's; else poisson with a rate, all-at-once without")
-    group.add_argument("--cv", type=float, default=1.0, help="for gamma: coefficient of variation of the gaps (%(default)s)")
-    group.add_argument("--burst-size", type=int, default=16, metavar="N", help="for bursts: requests at a time (%(default)s)")
+    group.add_argument(
+        "--arrivals", choices=ARRIVALS, help="the trace's; else poisson with a rate, all-at-once without"
+    )
+    group.add_argument(
+        "--cv", type=float, default=1.0, help="for gamma: coefficient of variation of the gaps (%(default)s)"
+    )
+    group.add_argument(
+        "--burst-size", type=int, default=16, metavar="N", help="for bursts: requests at a time (%(default)s)"
+    )
     group.add_argument("--concurrency", type=int, metavar="N", help="for closed: requests that are out at any time")
     group.add_argument("--prompt-lengths", metavar="LENGTHS", help="instead of the trace's")
     group.add_argument("--output-lengths", metavar="LENGTHS", help="instead of the trace's")
     group.add_argument("--tenants", type=int, default=1, metavar="K", help="tenants t0, t1, … (%(default)s)")
-    group.add_argument("--tenant-skew", type=float, default=0.0, metavar="S", help="tenant k asks like 1/(k+1)^S (%(default)s)")
-    group.add_argument("--priorities", default="0:1", metavar="CLASS:SHARE,…", help="mix of priority classes (%(default)s)")
-    group.add_argument("--deadlines-ms", metavar="MS", help="each request's deadline, as a distribution; none by default")
+    group.add_argument(
+        "--tenant-skew", type=float, default=0.0, metavar="S", help="tenant k asks like 1/(k+1)^S (%(default)s)"
+    )
+    group.add_argument(
+        "--priorities", default="0:1", metavar="CLASS:SHARE,…", help="mix of priority classes (%(default)s)"
+    )
+    group.add_argument(
+        "--deadlines-ms", metavar="MS", help="each request's deadline, as a distribution; none by default"
+    )
     group.add_argument("--seed", type=int, default=0, help="of whatever is random (%(default)s)")

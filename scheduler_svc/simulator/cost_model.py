@@ -71,7 +71,9 @@ class CostModel:
 
 def presets() -> list[str]:
     """Names of the cost models that come with the package."""
-    return sorted(entry.name.removesuffix(".json") for entry in _preset_folder().iterdir() if entry.name[-5:] == ".json")
+    return sorted(
+        entry.name.removesuffix(".json") for entry in _preset_folder().iterdir() if entry.name[-5:] == ".json"
+    )
 
 
 def load(source: str) -> CostModel:

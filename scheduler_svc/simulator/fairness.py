@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class FairnessMeter:
-    """Tracks, for every pair of tenants, how far their service drifts apart while both are backlogged without a break."""
+    """Tracks, for every pair of tenants, how far their service drifts apart while both are backlogged."""
 
     def __init__(self, weights: NDArray[np.float64]) -> None:
         """`weights`: the share of each tenant."""

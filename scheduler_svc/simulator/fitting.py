@@ -107,7 +107,9 @@ def _alternate(features: Floats, seconds: Floats, second: NDArray[np.bool_], rou
     for _ in range(rounds):
         if second.sum() < fewest or (~second).sum() < fewest:
             break
-        pieces = np.stack([fit_linear(features[~second], seconds[~second]), fit_linear(features[second], seconds[second])])
+        pieces = np.stack(
+            [fit_linear(features[~second], seconds[~second]), fit_linear(features[second], seconds[second])]
+        )
         values = features @ pieces.T
         moved = values[:, 1] > values[:, 0]
         if bool((moved == second).all()):

@@ -29,5 +29,5 @@ class IterationSample(NamedTuple):
 
 
 def chunk_attention(computed: int, chunk: int) -> int:
-    """Attention work of a chunk of `chunk` tokens that follow `computed` ones: sum of computed + 1 … computed + chunk."""
+    """Attention work of a chunk that follows `computed` tokens: the sum of computed + 1 … computed + chunk."""
     return chunk * computed + chunk * (chunk + 1) // 2

@@ -70,8 +70,7 @@ class Recording:
         self.end = 0.0
         """When the last iteration ended."""
         self.seats = 0
-        """Of all lanes together."""
-        self.num_blocks = 0
+        """Of each lane."""
         self._output_weight = output_weight
         self._reached = np.zeros(count, np.int64)
         """The most tokens of a request that were ever computed."""

@@ -151,7 +151,7 @@ def _check(row: Row) -> None:
         raise SettingError(f"watermark: must be below 1, got {values['watermark']}")
     if values["lanes"] > 256:
         raise SettingError(f"lanes: must be at most 256, got {values['lanes']}")
-    limits = {name: field_type for name, field_type in Limits.wire_fields}
+    limits = dict(Limits.wire_fields)
     for key, name in (
         ("block_size", "block_size"),
         ("blocks", "num_blocks"),

@@ -60,8 +60,7 @@ class Simulation:
         for i in range(setup.lanes):
             lane = self._scheduler.attach(f"executor-{i}", card, limits)
             self._executors.append(_Executor(lane, Replica(lane.epoch, setup.seats, setup.block_size)))
-        self.recording.seats = sum(executor.lane.seats for executor in self._executors)
-        self.recording.num_blocks = setup.blocks * setup.lanes
+        self.recording.seats = min(executor.lane.seats for executor in self._executors)
         self._busy: list[tuple[float, int]] = []
         """A heap of (end of the iteration, index of the executor)."""
         self._next = 0

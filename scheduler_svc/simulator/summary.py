@@ -57,13 +57,12 @@ def summarise(recording: Recording, request_s: float = 0.0) -> Summary:
     """Sum up a run. `request_s`: what every request waits beside iterations."""
     iterations, workload = recording.iterations, recording.workload
     seconds = iterations.seconds
-    busy = float(seconds.sum())
     done = recording.finished
     start = float(np.nanmin(recording.submitted_at)) if len(workload) else 0.0
     makespan = max(recording.end - start, 0.0)
     ttft = time_to_first_token(recording, request_s)
     e2e = (recording.last_token_at - recording.submitted_at)[done] + request_s
-    seats_s = busy * recording.seats / max(1, int(iterations.column("lane").max(initial=0)) + 1)
+    seats_s = float(seconds.sum()) * recording.seats
     held = float((iterations.column("held_positions") * seconds).sum())
     hits = recording.cached >= 0
     return Summary(
@@ -200,7 +199,10 @@ def as_text(lines: list[list[str]]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = []
     for line in lines:
-        cells = [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        cells = [
+            line[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
+        ]
         text.append("  ".join(cells).rstrip())
     return "\n".join(text) + "\n"
 

@@ -1,4 +1,4 @@
-"""Reads request traces: Azure 2023, Mooncake (FAST'25) and ShareGPT lengths. Only lengths, times and shared prefixes."""
+"""Reads request traces, Azure 2023, Mooncake (FAST'25) and ShareGPT lengths: lengths, times, shared prefixes."""
 
 from __future__ import annotations
 
