@@ -11,8 +11,8 @@ from scheduler_svc.simulator.fitting import Fit, FitError, fit
 from scheduler_svc.simulator.iteration import FEATURES
 from scheduler_svc.simulator.samples import LogError, iterations
 
-DESCRIPTION = """Fits the duration of iterations to what they computed, and writes a cost model for `gilir simulate`. The
-log comes from a service that was started with --plan-log and served a load like the one to be simulated."""
+DESCRIPTION = """Fits the duration of iterations to what they computed, and writes a cost model for `gilir simulate`.
+The log comes from a service that was started with --plan-log and served a load like the one to be simulated."""
 
 
 def main(arguments: list[str], prog: str) -> int:

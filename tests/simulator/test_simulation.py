@@ -1,0 +1,143 @@
+"""Whole runs of the core under the virtual clock: everyone is served, once and in full, and the times add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core import SchedulerConfig
+from scheduler_svc.core.config import Discipline
+from scheduler_svc.simulator.cost_model import CostModel, load
+from scheduler_svc.simulator.recording import Recording
+from scheduler_svc.simulator.simulation import ExecutorSetup, Simulation
+from scheduler_svc.simulator.summary import gain, summarise
+from scheduler_svc.simulator.workload import Workload, WorkloadSettings, build
+from tests.simulator.test_traces import MOONCAKE, write
+
+SECOND = CostModel("a second", ((1.0, 0.0, 0.0, 0.0, 0.0, 0.0),))
+SETUP = ExecutorSetup(blocks=512, seats=16)
+
+
+def synthetic(count: int = 60, **changes: Any) -> Workload:
+    settings = WorkloadSettings(requests=count, prompt_lengths="uniform:1:90", output_lengths="uniform:1:40", seed=5)
+    return build(replace(settings, **changes))
+
+
+def run(
+    workload: Workload, setup: ExecutorSetup = SETUP, cost: CostModel = SECOND, config: SchedulerConfig | None = None
+) -> Recording:
+    return Simulation(config or SchedulerConfig(), setup, cost, workload).run()
+
+
+def check_everyone_served(recording: Recording) -> None:
+    workload = recording.workload
+    assert recording.finished.all() and not recording.refused.any()
+    assert (recording.generated == workload.output_lengths).all()
+    assert (recording.first_token_at > recording.submitted_at).all()
+    assert (recording.last_token_at >= recording.first_token_at).all()
+    assert recording.iterations.column("useful").sum() == workload.output_lengths.sum()
+    assert recording.num_waiting == 0
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [SETUP, ExecutorSetup(blocks=24, seats=8), ExecutorSetup(lanes=3, blocks=64, seats=4), ExecutorSetup(seats=1)],
+    ids=["roomy", "short of blocks", "three lanes", "one seat"],
+)
+@pytest.mark.parametrize("discipline", list(Discipline))
+def test_every_request_ends_once_with_all_its_tokens(setup: ExecutorSetup, discipline: Discipline) -> None:
+    workload = synthetic(tenants=2, priorities="0:1,1:1", rate=0.2)
+    recording = run(workload, setup, load("yi-34b-2xa100"), SchedulerConfig(discipline=discipline))
+    check_everyone_served(recording)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_does_not() -> None:
+    first, again, other = (summarise(run(synthetic(rate=0.5, seed=seed))) for seed in (1, 1, 2))
+    assert repr(first) == repr(again) != repr(other)
+
+
+def test_one_seat_waits_as_lindley_says() -> None:
+    """One request at a time, each served in one iteration of a second: an M/D/1 queue."""
+    workload = synthetic(4000, prompt_lengths="fixed:1", output_lengths="fixed:1", rate=0.7)
+    recording = run(workload, ExecutorSetup(seats=1))
+    waited = [0.0]
+    for gap in np.diff(workload.arrivals):
+        waited.append(max(0.0, waited[-1] + 1.0 - gap))
+    answered = recording.first_token_at - recording.submitted_at
+    assert answered == pytest.approx(np.array(waited) + 1.0)
+    pollaczek_khinchine = 0.7 / (2 * (1 - 0.7))
+    assert answered.mean() - 1 == pytest.approx(pollaczek_khinchine, rel=0.15)
+
+
+def test_lanes_work_at_the_same_time() -> None:
+    workload = synthetic(8, prompt_lengths="fixed:4", output_lengths="fixed:10")
+    one, four = (run(workload, ExecutorSetup(lanes=lanes, seats=2)) for lanes in (1, 4))
+    assert one.end == pytest.approx(4 * four.end)
+    assert set(four.iterations.column("lane").tolist()) == {0, 1, 2, 3}
+
+
+def test_a_closed_loop_keeps_its_concurrency() -> None:
+    workload = synthetic(30, arrivals="closed", concurrency=3, output_lengths="fixed:5", prompt_lengths="fixed:5")
+    recording = run(workload)
+    check_everyone_served(recording)
+    assert set(recording.iterations.column("rows").tolist()) == {3}
+    assert recording.end == 50.0
+
+
+def test_shared_prefixes_of_a_trace_are_found(tmp_path: Path) -> None:
+    workload = build(WorkloadSettings(trace=write(tmp_path, MOONCAKE)))
+    found, computed = run(workload), run(workload, config=SchedulerConfig(prefix_caching=False))
+    assert found.cached.tolist() == [0, 512] and computed.cached.tolist() == [0, 0]
+    assert summarise(found).prefix_hit_share == pytest.approx(512 / 1624)
+
+
+def test_the_summary_adds_up() -> None:
+    """Two requests of 3 tokens each, on two seats, in iterations of a second."""
+    workload = synthetic(2, prompt_lengths="fixed:16", output_lengths="fixed:3", deadlines_ms="fixed:3500")
+    summary = summarise(run(workload, ExecutorSetup(blocks=8, seats=2)), request_s=0.25)
+    assert summary.requests == 2 and summary.iterations == 3 and summary.makespan_s == 3.0
+    assert summary.tokens_per_s == 2.0 and summary.requests_per_s == pytest.approx(2 / 3)
+    assert summary.occupancy == 1.0 and summary.useful_rows == 2.0
+    assert summary.ttft_p50_s == 1.25 and summary.e2e_p99_s == 3.25
+    assert summary.itl_p50_s == pytest.approx(1.0, rel=0.01)
+    assert summary.deadline_misses == 0.0
+    assert summary.kv_waste == pytest.approx(1 - (16 + 17 + 18) / (16 + 32 + 32))
+    late = summarise(run(workload, ExecutorSetup(blocks=8, seats=2)), request_s=0.75)
+    assert late.deadline_misses == 1.0
+
+
+def test_requests_that_never_fit_are_refused_and_the_others_served() -> None:
+    workload = synthetic(20, output_lengths="uniform:1:60")
+    recording = run(workload, ExecutorSetup(blocks=5, block_size=16, seats=4))
+    too_long = workload.prompt_lengths + workload.output_lengths - 1 > 80
+    assert 0 < too_long.sum() < 20
+    assert (recording.refused == too_long).all() and (recording.finished == ~too_long).all()
+    assert "largest pool" in recording.refusal
+    assert summarise(recording).refused == too_long.sum()
+
+
+def test_a_full_queue_refuses() -> None:
+    recording = run(synthetic(10), ExecutorSetup(seats=1), config=SchedulerConfig(max_waiting=4))
+    assert recording.refused.sum() == 6 and recording.finished.sum() == 4
+
+
+def test_preemption_is_counted_with_what_it_costs() -> None:
+    workload = synthetic(12, prompt_lengths="fixed:10", output_lengths="fixed:60")
+    recording = run(
+        workload, ExecutorSetup(blocks=20, block_size=4, seats=8), config=SchedulerConfig(prefix_caching=False)
+    )
+    check_everyone_served(recording)
+    scheduler_count = recording.preemptions
+    assert scheduler_count > 0 and recording.recomputed_tokens >= 10 * scheduler_count
+
+
+def test_occupancy_predicts_the_gain_where_iterations_cost_the_same() -> None:
+    workload = synthetic(64, prompt_lengths="fixed:4", output_lengths="uniform:1:80")
+    few, many = (summarise(run(workload, ExecutorSetup(seats=seats))) for seats in (4, 16))
+    compared = gain(many, few)
+    assert compared.measured > 2
+    assert compared.predicted == pytest.approx(compared.measured, rel=1e-9)
