@@ -52,7 +52,7 @@ def main(arguments: list[str], prog: str) -> int:
         except SimulationError as error:
             print(f"{prog}: {row.name}: {error}", file=sys.stderr)
             return 1
-    summaries = [summarise(one, row.cost.request_s) for row, one in zip(rows, recordings, strict=True)]
+    summaries = [summarise(one, row.cost) for row, one in zip(rows, recordings, strict=True)]
     _show(options.json, rows, summaries)
     for row, recording in zip(rows, recordings, strict=True):
         if recording.refusal:
@@ -124,8 +124,8 @@ def _describe(options: argparse.Namespace, workload: Workload) -> dict[str, str]
         "prompt tokens": f"{int(workload.prompt_lengths.sum()):,}",
         "output tokens": f"{int(workload.output_lengths.sum()):,}",
     }
-    names = ("trace", "arrivals", "rate", "concurrency", "prompt_lengths", "output_lengths", "tenants", "tenant_skew")
-    for name in (*names, "priorities", "deadlines_ms", "seed"):
+    names = ("trace", "arrivals", "rate", "concurrency", "prompt_lengths", "output_lengths", "max_tokens", "tenants")
+    for name in (*names, "tenant_skew", "priorities", "deadlines_ms", "seed"):
         value = getattr(options, name)
         if value is not None and value != getattr(WorkloadSettings(), name):
             told[name.replace("_", " ")] = value.name if isinstance(value, Path) else str(value)
@@ -192,6 +192,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--concurrency", type=int, metavar="N", help="for closed: requests that are out at any time")
     group.add_argument("--prompt-lengths", metavar="LENGTHS", help="instead of the trace's")
     group.add_argument("--output-lengths", metavar="LENGTHS", help="instead of the trace's")
+    group.add_argument("--max-tokens", metavar="LENGTHS", help="what requests allow; else what they are answered with")
     group.add_argument("--tenants", type=int, default=1, metavar="K", help="tenants t0, t1, … (%(default)s)")
     group.add_argument(
         "--tenant-skew", type=float, default=0.0, metavar="S", help="tenant k asks like 1/(k+1)^S (%(default)s)"

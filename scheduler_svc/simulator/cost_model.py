@@ -39,7 +39,12 @@ class CostModel:
     """What the executor behind it can hold: `blocks`, `block_size`, `seats`, where known."""
 
     def seconds(
-        self, decodes: int, prefill_tokens: int, decode_context: int, prefill_attention: int, swapped_blocks: int
+        self,
+        decodes: float,
+        prefill_tokens: float,
+        decode_context: float,
+        prefill_attention: float,
+        swapped_blocks: float,
     ) -> float:
         """Duration of an iteration, without the overhead."""
         longest = 0.0

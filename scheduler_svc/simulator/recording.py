@@ -14,7 +14,20 @@ from scheduler_svc.simulator.workload import Workload
 
 Floats = NDArray[np.float64]
 
-INTEGERS = ("lane", "rows", "useful", "waiting", "used_blocks", "held_positions", "written_positions", "swapped")
+INTEGERS = (
+    "lane",
+    "rows",
+    "useful",
+    "decodes",
+    "prefill_tokens",
+    "decode_context",
+    "prefill_attention",
+    "swapped_blocks",
+    "waiting",
+    "used_blocks",
+    "held_positions",
+    "written_positions",
+)
 
 
 class Iterations:
@@ -109,11 +122,15 @@ class Recording:
             lane=lane,
             rows=work.num_rows,
             useful=len(work.sampled),
+            decodes=len(work.decodes),
+            prefill_tokens=work.prefill_tokens,
+            decode_context=work.decode_context,
+            prefill_attention=work.prefill_attention,
+            swapped_blocks=work.swapped_blocks,
             waiting=self.num_waiting,
             used_blocks=used_blocks,
             held_positions=int(replica.num_blocks.sum()) * replica.block_size,
             written_positions=int(replica.computed[resident].sum()),
-            swapped=work.swapped_blocks,
         )
 
     def _serve(self, replica: Replica, work: Work) -> None:

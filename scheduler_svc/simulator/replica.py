@@ -1,7 +1,4 @@
-"""An executor's mirror of its sequences, driven by plans alone: what each iteration computes, and who ends.
-
-The virtual executor stands on it, and so does the reading of a plan log's iterations.
-"""
+"""The virtual executor: it mirrors its sequences by the plans alone, and knows what each iteration computes."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class Work:
     sampled: Slots
     """Slots that get a token, in the order of the result."""
     finished: NDArray[np.bool_]
-    """Which of them reach their length limit with it."""
+    """Which of them end with it."""
     prefill_tokens: int = 0
     decode_context: int = 0
     prefill_attention: int = 0
@@ -44,18 +41,21 @@ class Work:
 class Replica:
     """Columns by slot. A request is known by the seed of its sampling parameters."""
 
-    def __init__(self, epoch: int, num_slots: int, block_size: int) -> None:
-        self.epoch, self.block_size = epoch, block_size
+    def __init__(self, epoch: int, num_slots: int, block_size: int, answers: Slots) -> None:
+        """`answers`: for each request, after how many tokens it ends: by EOS where it would be allowed more."""
+        self.epoch, self.block_size, self._answers = epoch, block_size, answers
         self.request = np.full(num_slots, -1, np.int64)
         self.length = np.zeros(num_slots, np.int64)
         """Known tokens."""
         self.computed = np.zeros(num_slots, np.int64)
         self.end = np.zeros(num_slots, np.int64)
         """Tokens at which a sequence ends."""
+        self._by_limit = np.zeros(num_slots, bool)
+        """Whether it ends there by its limit."""
         self.num_blocks = np.zeros(num_slots, np.int64)
 
     def take(self, plan: Plan) -> Work:
-        """Apply a plan's changes and run its work. Every sequence runs to its `max_tokens`."""
+        """Apply a plan's changes and run its work."""
         left = self._free(plan)
         for new in plan.new:
             self._enter(new)
@@ -93,7 +93,9 @@ class Replica:
         slot = new.slot
         self.request[slot] = new.params.seed
         self.length[slot], self.computed[slot] = len(new.tokens), new.computed
-        self.end[slot] = new.prompt_length + new.params.max_tokens
+        answer = min(int(self._answers[new.params.seed]), new.params.max_tokens)
+        self.end[slot] = new.prompt_length + answer
+        self._by_limit[slot] = answer == new.params.max_tokens
         self.num_blocks[slot] = len(new.blocks)
 
     def _prefills(self, plan: Plan) -> list[tuple[int, int, int]]:
@@ -105,5 +107,6 @@ class Replica:
 
     def result(self, plan: Plan, work: Work) -> Result:
         """The answer to a plan. Tokens are all 0: nobody reads them."""
-        finish = np.where(work.finished, FinishCode.LENGTH, FinishCode.CONTINUE).astype(np.uint8)
+        ended = np.where(self._by_limit[work.sampled], FinishCode.LENGTH, FinishCode.EOS)
+        finish = np.where(work.finished, ended, FinishCode.CONTINUE).astype(np.uint8)
         return Result(self.epoch, plan.iteration, np.zeros(len(work.sampled), np.int32), finish)

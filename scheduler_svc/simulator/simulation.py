@@ -58,8 +58,10 @@ class Simulation:
         limits = Limits(setup.block_size, setup.blocks, setup.host_blocks, setup.seats, setup.token_limit)
         self._executors = []
         for i in range(setup.lanes):
-            lane = self._scheduler.attach(f"executor-{i}", card, limits)
-            self._executors.append(_Executor(lane, Replica(lane.epoch, setup.seats, setup.block_size)))
+            lane = self._scheduler.attach(f"executor-{i}", card, limits, 0.0)
+            self._executors.append(
+                _Executor(lane, Replica(lane.epoch, setup.seats, setup.block_size, workload.output_lengths))
+            )
         self.recording.seats = min(executor.lane.seats for executor in self._executors)
         self._busy: list[tuple[float, int]] = []
         """A heap of (end of the iteration, index of the executor)."""
@@ -148,5 +150,5 @@ class Simulation:
         for _, message in messages:
             if isinstance(message, Ended):
                 self._out -= 1
-                if message.reason != EndReason.LENGTH:
+                if message.reason not in (EndReason.LENGTH, EndReason.EOS):
                     self.recording.refuse(message.stream, message.message)

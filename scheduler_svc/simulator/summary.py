@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.simulator.cost_model import CostModel
+from scheduler_svc.simulator.iteration import FEATURES
 from scheduler_svc.simulator.recording import Recording
 
 Floats = NDArray[np.float64]
@@ -31,7 +33,9 @@ class Summary:
     occupancy: float
     """Mean rows per seat over the time in which lanes were at work."""
     useful_rows: float
-    """Mean number of rows, at any moment of the makespan, that the iteration under way gives a token."""
+    """Mean number of rows, at any moment of the makespan, that the iterations under way give a token."""
+    typical_iteration_s: float
+    """What the cost model says of the mean iteration, weighted by time."""
     ttft_p50_s: float
     ttft_p90_s: float
     ttft_p99_s: float
@@ -53,8 +57,9 @@ class Summary:
     """Share of the requests that ended after their deadline; nan where they have none."""
 
 
-def summarise(recording: Recording, request_s: float = 0.0) -> Summary:
-    """Sum up a run. `request_s`: what every request waits beside iterations."""
+def summarise(recording: Recording, cost: CostModel) -> Summary:
+    """Sum up a run that had this cost model."""
+    request_s = cost.request_s
     iterations, workload = recording.iterations, recording.workload
     seconds = iterations.seconds
     done = recording.finished
@@ -74,6 +79,7 @@ def summarise(recording: Recording, request_s: float = 0.0) -> Summary:
         requests_per_s=_ratio(float(done.sum()), makespan),
         occupancy=_ratio(float((iterations.column("rows") * seconds).sum()), seats_s),
         useful_rows=_ratio(float((iterations.column("useful") * seconds).sum()), makespan),
+        typical_iteration_s=_typical_iteration(recording, cost),
         ttft_p50_s=_quantile(ttft, 0.5),
         ttft_p90_s=_quantile(ttft, 0.9),
         ttft_p99_s=_quantile(ttft, 0.99),
@@ -84,12 +90,19 @@ def summarise(recording: Recording, request_s: float = 0.0) -> Summary:
         e2e_p99_s=_quantile(e2e, 0.99),
         preemptions=recording.preemptions,
         recomputed_tokens=recording.recomputed_tokens,
-        swapped_blocks=int(iterations.column("swapped").sum()),
+        swapped_blocks=int(iterations.column("swapped_blocks").sum()),
         prefix_hit_share=_ratio(float(recording.cached[hits].sum()), float(workload.prompt_lengths[hits].sum())),
         fairness_gap=recording.fairness.gap if workload.num_tenants > 1 else math.nan,
         kv_waste=_ratio(held - float((iterations.column("written_positions") * seconds).sum()), held),
         deadline_misses=_deadline_misses(recording, request_s),
     )
+
+
+def _typical_iteration(recording: Recording, cost: CostModel) -> float:
+    iterations = recording.iterations
+    weights = iterations.seconds / max(float(iterations.seconds.sum()), 1e-12)
+    work = [float((iterations.column(name) * weights).sum()) for name in FEATURES[1:]]
+    return cost.seconds(*work) + cost.overhead_s
 
 
 def time_to_first_token(recording: Recording, request_s: float) -> Floats:
@@ -118,14 +131,17 @@ class Gain(NamedTuple):
     """Throughput of one run over another's."""
 
     predicted: float
-    """By occupancy alone. Each running sequence gets a token an iteration, so with iterations that cost the same,
-    throughput is in proportion to the mean number of useful rows (the argument of Orca, OSDI'22, section 3)."""
+    """By occupancy: a useful row gets a token an iteration, so throughput is the mean number of useful rows over the
+    time of a typical iteration. Where iterations cost the same, only the rows differ: the argument of Orca (OSDI'22)
+    for changing the batch at every iteration."""
     measured: float
 
 
 def gain(summary: Summary, base: Summary) -> Gain:
     """How a run compares with the base."""
-    return Gain(_ratio(summary.useful_rows, base.useful_rows), _ratio(summary.tokens_per_s, base.tokens_per_s))
+    predicted = _ratio(summary.useful_rows, base.useful_rows)
+    predicted *= _ratio(base.typical_iteration_s, summary.typical_iteration_s)
+    return Gain(predicted, _ratio(summary.tokens_per_s, base.tokens_per_s))
 
 
 class Metric(NamedTuple):
@@ -167,6 +183,7 @@ METRICS = (
     Metric("requests/s", _field("requests_per_s", _number)),
     Metric("batch occupancy", _field("occupancy", _share)),
     Metric("useful rows", _field("useful_rows", _number)),
+    Metric("typical iteration", _field("typical_iteration_s", _seconds)),
     Metric("gain by occupancy", lambda summary, base: f"{gain(summary, base).predicted:.3f} x"),
     Metric("gain measured", lambda summary, base: f"{gain(summary, base).measured:.3f} x"),
     Metric("TTFT p50", _field("ttft_p50_s", _seconds)),
@@ -211,6 +228,7 @@ def as_object(name: str, settings: dict[str, Any], summary: Summary, base: Summa
     """A run as a JSON object; what could not be measured is null."""
     values = {name: getattr(summary, name) for name in summary.__slots__}
     compared = gain(summary, base)
+    values["occupancy_ratio"] = _ratio(summary.useful_rows, base.useful_rows)
     values |= {"predicted_gain": compared.predicted, "measured_gain": compared.measured}
     clean = {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in values.items()}
     return {"name": name, **clean, "settings": settings}

@@ -35,6 +35,8 @@ class Workload:
     deadlines_ms: NDArray[np.int64] | None = None
     prefixes: list[NDArray[np.int32]] | None = None
     """See `Trace.prefixes`."""
+    max_tokens: NDArray[np.int64] | None = None
+    """What each request allows, at least what it is answered with; None: exactly that."""
     concurrency: int = 0
     """Above 0, a closed loop: so many requests are out at any time, and the next comes when one ends."""
 
@@ -43,8 +45,8 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and answer together."""
-        return int((self.prompt_lengths + self.output_lengths).max())
+        """The most tokens that a request may come to, prompt and answer together."""
+        return int((self.prompt_lengths + (self.output_lengths if self.max_tokens is None else self.max_tokens)).max())
 
     def prompt(self, number: int) -> NDArray[np.int32]:
         """Token ids: prompts share a prefix exactly where the trace says so."""
@@ -52,6 +54,10 @@ class Workload:
         if self.prefixes is None:
             return np.full(length, number + 1, np.int32)
         return np.repeat(self.prefixes[number] + 1, MOONCAKE_BLOCK)[:length].astype(np.int32)
+
+    def allowed(self, number: int) -> int:
+        """The `max_tokens` of a request."""
+        return int(self.output_lengths[number] if self.max_tokens is None else self.max_tokens[number])
 
     def submit(self, number: int, model: str) -> Submit:
         """The request as a frontend would send it. Its seed is its number, so that executors know it too."""
@@ -61,7 +67,7 @@ class Workload:
             request_id=str(number),
             model=model,
             prompt=self.prompt(number),
-            params=SamplingParams(int(self.output_lengths[number]), seed=number, ignore_eos=True),
+            params=SamplingParams(self.allowed(number), seed=number, ignore_eos=self.max_tokens is None),
             priority=int(self.priorities[number]),
             tenant=tenant_name(int(self.tenants[number])),
             deadline_ms=0 if self.deadlines_ms is None else int(self.deadlines_ms[number]),
@@ -87,6 +93,8 @@ class WorkloadSettings:
     concurrency: int | None = None
     prompt_lengths: str | None = None
     output_lengths: str | None = None
+    max_tokens: str | None = None
+    """What requests allow; None: as much as they are answered with."""
     tenants: int = 1
     tenant_skew: float = 0.0
     priorities: str = "0:1"
@@ -103,6 +111,9 @@ def build(settings: WorkloadSettings) -> Workload:
     if settings.requests is not None and settings.requests > count:
         raise WorkloadError(f"--requests: the trace holds {count} requests, {settings.requests} were asked for")
     prompts, outputs = _lengths(settings, trace, count, random)
+    allowed = None
+    if settings.max_tokens is not None:
+        allowed = np.maximum(_draw("--max-tokens", settings.max_tokens, count, random), outputs)
     return Workload(
         arrivals=_arrivals(settings, trace, count, random),
         prompt_lengths=prompts,
@@ -114,6 +125,7 @@ def build(settings: WorkloadSettings) -> Workload:
         if settings.deadlines_ms is None
         else _draw("--deadlines-ms", settings.deadlines_ms, count, random),
         prefixes=trace.prefixes if trace is not None and settings.prompt_lengths is None else None,
+        max_tokens=allowed,
         concurrency=(settings.concurrency or 0) if settings.arrivals == "closed" else 0,
     )
 

@@ -56,7 +56,7 @@ def report(names: list[str]) -> str:
         Row(name, SchedulerConfig(), ExecutorSetup(blocks=512, seats=4 * i), SECOND) for i, name in enumerate(names, 1)
     ]
     recordings = [run(synthetic(30), row.setup) for row in rows]
-    return render({"requests": "30"}, rows, recordings, [summarise(one) for one in recordings])
+    return render({"requests": "30"}, rows, recordings, [summarise(one, SECOND) for one in recordings])
 
 
 def test_it_is_well_formed_and_holds_every_metric_setting_and_plot() -> None:
