@@ -32,6 +32,8 @@ class Step(NamedTuple):
     request: Submit | None = None
     owner: int = 0
     """The frontend of submit, refuse and abort."""
+    reason: str = ""
+    """Of detach: why the executor was lost; empty where it was let go."""
     messages: tuple[tuple[int, Message], ...] = ()
     """What the frontends were told, see `Scheduler.outbox`."""
     raised: str = ""
@@ -169,6 +171,7 @@ class Player:
         match step.kind, rest:
             case Kind.DETACH, [guilty, reason]:
                 scheduler.detach(lane, now, guilty=guilty, reason=reason)
+                return step._replace(lane=lane, reason=reason)
             case Kind.DRAIN, []:
                 scheduler.drain(lane)
             case Kind.APPLY, packed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any
@@ -39,8 +39,17 @@ class RecordedScheduler(Scheduler):
     The core is pure, so its state at any moment follows from the frames up to there.
     """
 
-    def __init__(self, config: SchedulerConfig, log: PlanLog, *, first_epoch: int = 1) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        log: PlanLog,
+        *,
+        first_epoch: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` is the one whose time the verbs are given."""
         super().__init__(config, first_epoch=first_epoch)
+        self._clock = clock
         self._log, self._first_epoch = log, first_epoch
         self._verb = _Verb(log)
         self._cards: dict[bytes, int] = {}
@@ -58,8 +67,7 @@ class RecordedScheduler(Scheduler):
 
     def _begin_segment(self, state: Any) -> None:
         log = self._log
-        clock = time.monotonic()
-        header = Header(self.config, self._first_epoch, log.run, log.part, time.time(), clock)
+        header = Header(self.config, self._first_epoch, log.run, log.part, time.time(), self._clock())
         self._cards.clear()
         log.begin_segment(header, state)
 

@@ -76,18 +76,17 @@ class Segment:
 
     def _blocks(self, file: IO[bytes]) -> Iterator[bytes]:
         while head := file.read(BLOCK_HEADER.size):
-            self.num_cut_bytes = len(head)
             if len(head) < BLOCK_HEADER.size:
+                self.num_cut_bytes = len(head)
                 return
             stored_size, size, checksum = BLOCK_HEADER.unpack(head)
             if not 0 < stored_size <= size <= MAX_BLOCK_BYTES:
                 raise FormatError("a damaged block (its size is absurd)")
             stored = file.read(stored_size)
-            self.num_cut_bytes += len(stored)
             if len(stored) < stored_size:
+                self.num_cut_bytes = len(head) + len(stored)
                 return
             yield unpack_block(stored, size, checksum)
-            self.num_cut_bytes = 0
 
 
 def _kind(number: int) -> Kind:

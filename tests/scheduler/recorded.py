@@ -18,7 +18,7 @@ class RecordedWorld(World):
         super().__init__(config)
         self.folder = folder
         self.log = log or PlanLog(folder)
-        self.scheduler = RecordedScheduler(config, self.log, first_epoch=first_epoch)
+        self.scheduler = RecordedScheduler(config, self.log, first_epoch=first_epoch, clock=lambda: self.now)
 
     def iterate(self) -> bool:
         """Each turn takes ten milliseconds, and so does each iteration."""
