@@ -30,7 +30,7 @@ class _Verb:
     ) -> None:
         self.depth -= 1
         if kind is not None and not self.depth:
-            self._log.write(None, Kind.RAISED.value, kind.__name__, str(error))
+            self._log.write(None, Kind.RAISED, kind.__name__, str(error))
 
 
 class RecordedScheduler(Scheduler):
@@ -74,7 +74,7 @@ class RecordedScheduler(Scheduler):
     def _frame(self, kind: Kind, *arguments: Any, now: float | None = None) -> _Verb:
         """Write the frame of a verb, unless another verb calls it; the verb itself belongs in the `with` block."""
         if not self._verb.depth:
-            self._log.write(now, kind.value, *arguments)
+            self._log.write(now, kind, *arguments)
         return self._verb
 
     def _number(self, lane: Lane) -> int:
@@ -113,7 +113,7 @@ class RecordedScheduler(Scheduler):
         key = blake2b(pack_frame(packed), digest_size=16).digest()
         if key not in self._cards:
             self._cards[key] = len(self._cards)
-            self._log.write(None, Kind.CARD.value, self._cards[key], packed)
+            self._log.write(None, Kind.CARD, self._cards[key], packed)
         return self._cards[key]
 
     def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
@@ -131,14 +131,14 @@ class RecordedScheduler(Scheduler):
 
     def plan(self, lane: Lane, now: float) -> Plan | None:
         number = self._number(lane)
-        frame: tuple[Any, ...] = (Kind.NO_PLAN.value, number)
+        frame: tuple[Any, ...] = (Kind.NO_PLAN, number)
         with self._verb:
             try:
                 plan = super().plan(lane, now)
                 if plan is not None:
                     data = encode(plan)
                     self._encoded = plan, data
-                    frame = Kind.PLAN.value, number, data
+                    frame = Kind.PLAN, number, data
             finally:
                 self._log.write(now, *frame)
         self._note_idle(number, plan is None)

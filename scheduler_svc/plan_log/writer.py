@@ -91,7 +91,7 @@ class PlanLog:
             return
         if now is not None and now != self._now:
             self._now = now
-            self._frames += self._packer.pack((Kind.TIME.value, now))
+            self._frames += self._packer.pack((Kind.TIME, now))
         self._frames += self._packer.pack(frame)
         if frame[0] not in QUIET:
             self._wait_s = FLUSH_S
