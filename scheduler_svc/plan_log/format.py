@@ -59,6 +59,8 @@ class Kind(IntEnum):
     """epoch, encoded Plan."""
     NO_PLAN = 20
     """epoch: a plan was asked for, and there was nothing to run."""
+    LEAVE = 22
+    """epoch."""
     APPLY = 21
     """epoch, then an encoded Result, or (where it has no logprobs) iteration, tokens (raw little-endian int32), finish
     codes (raw; nil: all zero), busy_us, device_us."""

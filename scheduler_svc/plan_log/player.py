@@ -13,6 +13,8 @@ from scheduler_svc.plan_log.format import VERBS, FormatError, Header, Kind
 from scheduler_svc.plan_log.messages import decode_as, unpack_card, unpack_limits, unpack_result
 from scheduler_svc.plan_log.segments import Frame, Segment, segments
 
+ON_A_LANE = (Kind.DETACH, Kind.LEAVE, Kind.DRAIN, Kind.PLAN, Kind.NO_PLAN, Kind.APPLY)
+
 
 def sequence_name(lane: Lane, slot: int) -> str:
     """The sequence in a slot, as `request/stream`."""
@@ -142,19 +144,20 @@ class Player:
                 scheduler.refuse(owner, request, decode_as(Ended, answer))
                 return step._replace(owner=owner, request=request)
             case Kind.ABORT, [owner, streams]:
-                scheduler.abort(owner, streams)
+                scheduler.abort(owner, streams, now)
                 return step._replace(owner=owner)
             case Kind.ABORT_OWNER, [owner]:
-                scheduler.abort_owner(owner)
+                scheduler.abort_owner(owner, now)
                 return step._replace(owner=owner)
             case Kind.END_ALL, [reason, message]:
-                scheduler.end_all(EndReason(reason), message)
+                scheduler.end_all(EndReason(reason), message, now)
             case Kind.EXPIRE, []:
                 scheduler.expire(now)
             case Kind.ATTACH, [name, number, limits]:
-                lane = scheduler.attach(name, unpack_card(self._cards[number]), unpack_limits(limits))
+                card = unpack_card(self._cards[number])
+                lane = scheduler.attach(name, card, unpack_limits(limits), now)
                 return step._replace(lane=lane)
-            case Kind.DETACH | Kind.DRAIN | Kind.PLAN | Kind.NO_PLAN | Kind.APPLY, [number, *rest]:
+            case kind, [number, *rest] if kind in ON_A_LANE:
                 return self._perform_on_lane(step, self._lane(number), rest)
             case _:
                 raise FormatError(f"a {frame.kind.name} frame with unexpected arguments")
@@ -172,8 +175,10 @@ class Player:
             case Kind.DETACH, [guilty, reason]:
                 scheduler.detach(lane, now, guilty=guilty, reason=reason)
                 return step._replace(lane=lane, reason=reason)
+            case Kind.LEAVE, []:
+                scheduler.leave(lane)
             case Kind.DRAIN, []:
-                scheduler.drain(lane)
+                scheduler.drain(lane, now)
             case Kind.APPLY, packed:
                 result = unpack_result(lane.epoch, packed)
                 scheduler.apply(lane, result, now)

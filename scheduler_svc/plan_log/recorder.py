@@ -90,22 +90,22 @@ class RecordedScheduler(Scheduler):
         with self._frame(Kind.REFUSE, owner, encode(request), encode(answer)):
             super().refuse(owner, request, answer)
 
-    def abort(self, owner: int, streams: Iterable[int]) -> None:
+    def abort(self, owner: int, streams: Iterable[int], now: float) -> None:
         streams = list(streams)
-        with self._frame(Kind.ABORT, owner, streams):
-            super().abort(owner, streams)
+        with self._frame(Kind.ABORT, owner, streams, now=now):
+            super().abort(owner, streams, now)
 
-    def abort_owner(self, owner: int) -> None:
-        with self._frame(Kind.ABORT_OWNER, owner):
-            super().abort_owner(owner)
+    def abort_owner(self, owner: int, now: float) -> None:
+        with self._frame(Kind.ABORT_OWNER, owner, now=now):
+            super().abort_owner(owner, now)
 
-    def end_all(self, reason: EndReason, message: str) -> None:
-        with self._frame(Kind.END_ALL, reason.value, message):
-            super().end_all(reason, message)
+    def end_all(self, reason: EndReason, message: str, now: float) -> None:
+        with self._frame(Kind.END_ALL, int(reason), message, now=now):
+            super().end_all(reason, message, now)
 
-    def attach(self, name: str, model: ModelCard, limits: Limits) -> Lane:
-        with self._frame(Kind.ATTACH, name, self._card(model), pack_limits(limits)):
-            return super().attach(name, model, limits)
+    def attach(self, name: str, model: ModelCard, limits: Limits, now: float) -> Lane:
+        with self._frame(Kind.ATTACH, name, self._card(model), pack_limits(limits), now=now):
+            return super().attach(name, model, limits, now)
 
     def _card(self, model: ModelCard) -> int:
         """The number of a card in this segment; executors that are refused bring theirs again and again."""
@@ -121,9 +121,13 @@ class RecordedScheduler(Scheduler):
         with self._frame(Kind.DETACH, self._number(lane), guilty, reason, now=now):
             super().detach(lane, now, guilty=guilty, reason=reason)
 
-    def drain(self, lane: Lane) -> None:
-        with self._frame(Kind.DRAIN, self._number(lane)):
-            super().drain(lane)
+    def leave(self, lane: Lane) -> None:
+        with self._frame(Kind.LEAVE, self._number(lane)):
+            super().leave(lane)
+
+    def drain(self, lane: Lane, now: float) -> None:
+        with self._frame(Kind.DRAIN, self._number(lane), now=now):
+            super().drain(lane, now)
 
     def expire(self, now: float) -> float | None:
         with self._frame(Kind.EXPIRE, now=now):

@@ -56,10 +56,14 @@ def eventful(world: RecordedWorld) -> RecordedWorld:
     world.abort_owner(1)
     world.iterate()
     world.attach(blocks=64, seats=4)
-    world.scheduler.drain(world.lanes[0])
+    world.scheduler.drain(world.lanes[0], world.now)
     world.read_outbox(None)
     for i in range(3):
         world.submit([3, 4, 5, 6, 7, 8, 9, 10, 11 + i], 6)
+        world.iterate()
+    world.run()
+    for i in range(5):
+        world.submit(5, 12, priority=9 - 2 * i, ignore_eos=True)
         world.iterate()
     world.run()
     world.check_idle()

@@ -44,7 +44,7 @@ def test_a_run_plays_again_to_the_same_plans(world: RecordedWorld, capsys: pytes
         len(stream.tokens) for stream in world.streams.values()
     )
     assert main([str(world.folder)], "gilir replay") == 0
-    assert capsys.readouterr().out == f"replayed {len(world.plans)} iterations, 13 requests: identical\n"
+    assert capsys.readouterr().out == f"replayed {len(world.plans)} iterations, 18 requests: identical\n"
 
 
 def test_the_log_holds_each_plan_as_it_was_sent(world: RecordedWorld) -> None:
