@@ -31,7 +31,7 @@ class Kind(IntEnum):
     HEADER = 0
     """version, map of the other fields of `Header`."""
     STATE = 1
-    """The state of the core at the beginning of the segment; nil: nothing has happened yet."""
+    """The state of the core at the beginning of the segment (see `snapshot`); nil: nothing has happened yet."""
     TIME = 2
     """now, in seconds (float64) of the clock that the core was given; holds for the frames that follow."""
     RAISED = 3

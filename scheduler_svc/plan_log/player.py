@@ -12,6 +12,7 @@ from scheduler_svc.plan_log.differences import Difference, compare_plans
 from scheduler_svc.plan_log.format import VERBS, FormatError, Header, Kind
 from scheduler_svc.plan_log.messages import decode_as, unpack_card, unpack_limits, unpack_result
 from scheduler_svc.plan_log.segments import Frame, Segment, segments
+from scheduler_svc.plan_log.snapshot import compare_states, pack_state, unpack_state
 
 ON_A_LANE = (Kind.DETACH, Kind.LEAVE, Kind.DRAIN, Kind.PLAN, Kind.NO_PLAN, Kind.APPLY)
 
@@ -92,16 +93,20 @@ class Player:
             else:
                 raise FormatError(f"an unexpected {frame.kind.name} frame")
 
-    def _take_state(self, state: Any) -> bool:
+    def _take_state(self, state: bytes | None) -> bool:
         """Begin from a state, or see that it is the one reached so far. Returns whether it began."""
         header = self.header
-        follows = self._following == (header.run, header.part)
+        follows = state is not None and self._following == (header.run, header.part)
         self._following = header.run, header.part + 1
-        if follows:
+        if follows and state is not None:
+            found = compare_states(state, pack_state(self.scheduler))
+            if found:
+                raise Difference(f"the state where part {header.part} of the log begins: {found}")
             return False
-        if state is not None:
-            raise FormatError("begins in the middle of a run")
-        self.scheduler = Scheduler(header.config, first_epoch=header.first_epoch)
+        if state is None:
+            self.scheduler = Scheduler(header.config, first_epoch=header.first_epoch)
+        else:
+            self.scheduler = unpack_state(header.config, state)
         return True
 
     def _play(self, frame: Frame) -> Step:

@@ -12,6 +12,7 @@ from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submi
 from scheduler_svc.core import Lane, Scheduler, SchedulerConfig
 from scheduler_svc.plan_log.format import Header, Kind, pack_frame
 from scheduler_svc.plan_log.messages import pack_card, pack_limits, pack_result
+from scheduler_svc.plan_log.snapshot import pack_state
 from scheduler_svc.plan_log.writer import PlanLog
 
 
@@ -57,7 +58,7 @@ class RecordedScheduler(Scheduler):
         self._busy: set[int] = set()
         """Lanes whose last plan was one."""
         self._encoded: tuple[Plan, bytes] | None = None
-        self._begin_segment(None)
+        self._begin(None)
 
     def encoded(self, plan: Plan) -> bytes:
         """The encoding of a plan; of the newest one, which the log holds, it is not made twice."""
@@ -65,7 +66,16 @@ class RecordedScheduler(Scheduler):
             return self._encoded[1]
         return encode(plan)
 
-    def _begin_segment(self, state: Any) -> None:
+    def begin_segment(self) -> None:
+        """Begin a new segment with the present state, from which it can be played by itself."""
+        self._begin(pack_state(self))
+
+    def _turn_over(self) -> None:
+        """Before a verb: begin a new segment when this one is full."""
+        if self._log.segment_is_full:
+            self.begin_segment()
+
+    def _begin(self, state: bytes | None) -> None:
         log = self._log
         header = Header(self.config, self._first_epoch, log.run, log.part, time.time(), self._clock())
         self._cards.clear()
@@ -74,6 +84,7 @@ class RecordedScheduler(Scheduler):
     def _frame(self, kind: Kind, *arguments: Any, now: float | None = None) -> _Verb:
         """Write the frame of a verb, unless another verb calls it; the verb itself belongs in the `with` block."""
         if not self._verb.depth:
+            self._turn_over()
             self._log.write(now, kind, *arguments)
         return self._verb
 
@@ -136,6 +147,7 @@ class RecordedScheduler(Scheduler):
     def plan(self, lane: Lane, now: float) -> Plan | None:
         number = self._number(lane)
         frame: tuple[Any, ...] = (Kind.NO_PLAN, number)
+        self._turn_over()
         with self._verb:
             try:
                 plan = super().plan(lane, now)

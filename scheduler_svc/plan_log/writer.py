@@ -54,6 +54,8 @@ class PlanLog:
         self._part = 0
         self._written = 0
         """Bytes in the current segment."""
+        self._full_bytes = segment_bytes
+        """At which size the current segment is full; half of it at least is for what follows the state."""
         self._turning = False
         """A new segment has been asked for and is not open yet."""
         self._queue: SimpleQueue[bytes | _NewSegment | None] = SimpleQueue()
@@ -66,14 +68,14 @@ class PlanLog:
 
     @property
     def segment_is_full(self) -> bool:
-        return self._written >= self._segment_bytes and not self._turning
+        return self._written >= self._full_bytes and not self._turning and not self.closed
 
     @property
     def part(self) -> int:
         """The place that the next segment of this run has."""
         return self._part
 
-    def begin_segment(self, header: Header, state: Any) -> None:
+    def begin_segment(self, header: Header, state: bytes | None) -> None:
         """Begin a segment; all that follows goes into it. `state` is the core's, as `STATE` has it."""
         self.flush()
         self._now = None
@@ -130,8 +132,9 @@ class PlanLog:
                 if isinstance(item, _NewSegment):
                     self._file.close()
                     self._file, self._written = self._open_next(), 0
-                    self._turning = False
                     self._write_block(item.first_block)
+                    self._full_bytes = max(self._segment_bytes, self._written + self._segment_bytes // 2)
+                    self._turning = False
                     self._delete_oldest()
                 else:
                     self._write_block(item)
