@@ -79,9 +79,7 @@ class PlanLog:
         """Begin a segment; all that follows goes into it. `state` is the core's, as `STATE` has it."""
         self.flush()
         self._now = None
-        self.write(None, Kind.HEADER, *header.pack())
-        self.write(None, Kind.STATE, state)
-        first, self._frames = bytes(self._frames), bytearray()
+        first = self._packer.pack((Kind.HEADER, *header.pack())) + self._packer.pack((Kind.STATE, state))
         # The first segment is open since the start.
         self._turning = self._part > 0
         self._put(_NewSegment(first) if self._turning else first)

@@ -17,6 +17,7 @@ from common.wire import encode
 from scheduler_svc.core import Scheduler, SchedulerConfig
 from scheduler_svc.core.config import Admission, Batching, Discipline, Eviction, KvLayout, Preemption, Prefill
 from scheduler_svc.core.sequence import SwappedKv
+from scheduler_svc.plan_log import writer
 from scheduler_svc.plan_log.differences import Difference
 from scheduler_svc.plan_log.format import FormatError, Kind
 from scheduler_svc.plan_log.player import Player
@@ -123,6 +124,17 @@ def test_a_restored_state_is_the_same_state(name: str, tmp_path: Path) -> None:
     restored.check_invariants()
     assert pack_state(restored) == state and compare_states(state, pack_state(restored)) == ""
     world.close()
+
+
+def test_a_state_that_is_larger_than_a_block_is_in_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 64)
+    world = eventful(RecordedWorld(tmp_path))
+    world.begin_segment()
+    player = Player(world.close())
+    list(player.steps())
+    assert player.num_iterations == len(world.plans) and len(player.segments) == 2
 
 
 def test_what_the_oldest_segments_held_is_not_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
