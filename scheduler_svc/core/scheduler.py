@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit
 from common.wire.codec import Message
 from scheduler_svc.core.applier import Applied, apply_result
@@ -324,14 +327,21 @@ class Scheduler:
         counters.iterations += 1
         counters.generation_tokens += len(applied.slots)
         counters.iteration_tokens.observe(flight.num_tokens)
-        before = lane.last_token_at[applied.slots]
-        counters.inter_token_latency.observe_all(now - before[before >= 0])
-        lane.last_token_at[applied.slots] = now
+        self._observe_gaps(lane, applied.slots, now)
         num_decodes, seconds = len(flight.decodes), now - flight.planned_at
         lane.pace.observe(num_decodes, flight.num_tokens - num_decodes, seconds, fit=self.config.target_itl_ms > 0)
         share = self.queues[lane.model.name].share
         if share is not None and len(applied.slots):
             share.charge_generated(lane.tenant[applied.slots])
+
+    def _observe_gaps(self, lane: Lane, slots: NDArray[np.int64], now: float) -> None:
+        """Times between tokens; mostly all rows had their last one at the same time."""
+        before = lane.last_token_at[slots]
+        lane.last_token_at[slots] = now
+        if len(slots) and before[0] >= 0 and not np.count_nonzero(before != before[0]):
+            self.counters.inter_token_latency.observe(now - float(before[0]), len(slots))
+        else:
+            self.counters.inter_token_latency.observe_all(now - before[before >= 0])
 
     def _note_drain_rate(self, count: int, now: float) -> None:
         """Endings count only while others wait: an idle service drains nothing."""
