@@ -49,9 +49,16 @@ class _Executor:
 class Simulation:
     """One run. The same arguments give the same recording."""
 
-    def __init__(self, config: SchedulerConfig, setup: ExecutorSetup, cost: CostModel, workload: Workload) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        setup: ExecutorSetup,
+        cost: CostModel,
+        workload: Workload,
+        make_scheduler: Callable[[SchedulerConfig], Scheduler] = Scheduler,
+    ) -> None:
         self._cost, self._workload = cost, workload
-        self._scheduler = Scheduler(config)
+        self._scheduler = make_scheduler(config)
         weights = [config.tenant_weights.get(tenant_name(k), 1.0) for k in range(workload.num_tenants)]
         self.recording = Recording(workload, np.array(weights), config.output_token_weight)
         card = ModelCard(MODEL, bytes(16), VOCABULARY, workload.longest, (), "virtual")
