@@ -71,9 +71,12 @@ class RecordedScheduler(Scheduler):
         self._begin(pack_state(self))
 
     def _turn_over(self) -> None:
-        """Before a verb: begin a new segment when this one is full."""
+        """Before a verb: begin a new segment when this one is full. What goes wrong here ends the log alone."""
         if self._log.segment_is_full:
-            self.begin_segment()
+            try:
+                self.begin_segment()
+            except Exception as error:
+                self._log.fail(f"{type(error).__name__}: {error}")
 
     def _begin(self, state: bytes | None) -> None:
         log = self._log

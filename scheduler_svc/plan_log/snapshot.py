@@ -12,7 +12,7 @@ from scheduler_svc.core import Lane, Scheduler, SchedulerConfig, Sequence, State
 from scheduler_svc.plan_log.state_codec import GONE, Packing, Restoring, pack_fields, restore_fields
 from scheduler_svc.plan_log.state_schema import SCHEMA
 
-NOT_COMPARED = ("lanes_lost", "waited", "clock")
+NOT_COMPARED = ("lanes_lost", "waited_s", "waited", "clock")
 """Fields that no plan depends on, and that are changed without a verb: by who counts what is lost, and by questions."""
 
 

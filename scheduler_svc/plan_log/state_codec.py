@@ -86,6 +86,53 @@ class Given:
         return self._value(restoring)
 
 
+class Converted:
+    """Carried as another type: a set as a sorted list, say."""
+
+    def __init__(self, carried: Callable[[Any], Any], restored: Callable[[Any], Any]) -> None:
+        self._carried, self._restored = carried, restored
+
+    def pack(self, value: Any, owner: Any, packing: Packing) -> Any:
+        return self._carried(value)
+
+    def unpack(self, raw: Any, restoring: Restoring) -> Any:
+        return self._restored(raw)
+
+
+class Choice(Converted):
+    """A member of an enumeration."""
+
+    def __init__(self, kind: type[Enum]) -> None:
+        super().__init__(lambda value: value.value, kind)
+
+
+class Ints(Converted):
+    """A long collection of whole numbers."""
+
+    def __init__(self, into: Callable[[Iterable[int]], Any] = list) -> None:
+        super().__init__(pack_ints, lambda raw: into(unpack_ints(raw)))
+
+
+class IntMap(Converted):
+    """A long dictionary of whole numbers, in its order."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda value: [pack_ints(value.keys()), pack_ints(value.values())],
+            lambda raw: dict(zip(*map(unpack_ints, raw), strict=True)),
+        )
+
+
+class IntTuples(Converted):
+    """A long list of tuples of so many whole numbers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(
+            lambda value: np.array(value, "<i8").tobytes(),
+            lambda raw: [tuple(row) for row in np.frombuffer(raw, "<i8").reshape(-1, width).tolist()],
+        )
+
+
 class Array:
     """A numpy array, bit for bit."""
 
@@ -133,33 +180,6 @@ class Digests:
         for i, place in enumerate(unpack_ints(places)):
             digests[place] = data[16 * i : 16 * i + 16]
         return digests
-
-
-class Converted:
-    """Carried as another type: a set as a sorted list, say."""
-
-    def __init__(self, carried: Callable[[Any], Any], restored: Callable[[Any], Any]) -> None:
-        self._carried, self._restored = carried, restored
-
-    def pack(self, value: Any, owner: Any, packing: Packing) -> Any:
-        return self._carried(value)
-
-    def unpack(self, raw: Any, restoring: Restoring) -> Any:
-        return self._restored(raw)
-
-
-class Choice(Converted):
-    """A member of an enumeration."""
-
-    def __init__(self, kind: type[Enum]) -> None:
-        super().__init__(lambda value: value.value, kind)
-
-
-class Ints(Converted):
-    """A long collection of whole numbers."""
-
-    def __init__(self, into: Callable[[Iterable[int]], Any] = list) -> None:
-        super().__init__(pack_ints, lambda raw: into(unpack_ints(raw)))
 
 
 class Listed:
