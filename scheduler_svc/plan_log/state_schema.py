@@ -6,6 +6,7 @@ Heaps are kept as they stand, with their entries of the past: sequences are gone
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 
 from common.wire import Limits, NewSequence, Retention, SamplingParams
 from scheduler_svc.core import Lane, Scheduler, Sequence, State, WaitReason
@@ -25,10 +26,11 @@ from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.plan_log.state_codec import (
     Array,
     Card,
+    Chain,
     Choice,
+    Codec,
     Converted,
     Digests,
-    Fields,
     Given,
     Instance,
     IntMap,
@@ -39,6 +41,7 @@ from scheduler_svc.plan_log.state_codec import (
     Mapped,
     OrNone,
     Plain,
+    Record,
     Rows,
     SequenceNumber,
     Swapped,
@@ -51,6 +54,7 @@ def _inverted(hash_of: list[bytes | None]) -> dict[bytes, int]:
     return {digest: block for block, digest in enumerate(hash_of) if digest is not None}
 
 
+Fields = Mapping[str, Codec]
 PLAIN, ARRAY, SEQUENCE = Plain(), Array(), SequenceNumber()
 PAIR = Tupled(PLAIN, PLAIN)
 BY_REASON = Mapped(Choice(WaitReason), PLAIN)
@@ -67,7 +71,7 @@ def _arrays(*names: str) -> Fields:
     return dict.fromkeys(names, ARRAY)
 
 
-SCHEMA: dict[type, Fields] = {
+_FIELDS: dict[type, Fields] = {
     Scheduler: {
         "config": Given(lambda restoring: restoring.config),
         "counters": Instance(Counters),
@@ -105,7 +109,7 @@ SCHEMA: dict[type, Fields] = {
         "swapped": OrNone(Swapped()),
         "state": Choice(State),
         "lane": OrNone(LaneEpoch()),
-        "hashes": Digests(),
+        "hashes": Chain(),
     },
     Lane: {
         "config": Given(lambda restoring: restoring.config),
@@ -198,3 +202,6 @@ SCHEMA: dict[type, Fields] = {
         "_now": PLAIN,
     },
 }
+
+SCHEMA: dict[type, Record] = {kind: Record(fields) for kind, fields in _FIELDS.items()}
+"""How each class of the core that has state is carried."""

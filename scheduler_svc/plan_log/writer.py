@@ -67,8 +67,9 @@ class PlanLog:
     # --- called by the loop ---
 
     @property
-    def segment_is_full(self) -> bool:
-        return self._written >= self._full_bytes and not self._turning and not self.closed
+    def fullness(self) -> float:
+        """How full the current segment is: from 1 on, another one should begin."""
+        return 0.0 if self._turning or self.closed else self._written / self._full_bytes
 
     @property
     def part(self) -> int:
