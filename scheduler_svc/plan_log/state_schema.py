@@ -95,7 +95,7 @@ _FIELDS: dict[type, Fields] = {
             Instance(Histogram),
         ),
     },
-    Histogram: {**_arrays("_bounds", "_counts"), "_sum": PLAIN},
+    Histogram: {"_bounds": Converted(list, tuple), **_arrays("_bounds_array", "_counts"), "_sum": PLAIN},
     Sequence: {
         **_plain("owner", "stream", "index", "request_id", "model", "priority", "number", "arrived", "prompt_length"),
         **_plain("tenant", "salt", "deadline", "rank", "ticket", "slot", "aborted", "prefilling", "is_long"),
