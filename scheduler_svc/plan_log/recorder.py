@@ -15,6 +15,9 @@ from scheduler_svc.plan_log.messages import pack_card, pack_limits, pack_result
 from scheduler_svc.plan_log.snapshot import pack_state
 from scheduler_svc.plan_log.writer import PlanLog
 
+OVERFULL = 1.25
+"""Fullness of a segment at which another one begins at any moment."""
+
 
 class _Verb:
     """Tells the verb that was called from outside from those that it calls, and notes what it raises."""
@@ -70,10 +73,21 @@ class RecordedScheduler(Scheduler):
         """Begin a new segment with the present state, from which it can be played by itself."""
         self._begin(pack_state(self))
 
-    def _turn_over(self) -> None:
-        """Before a verb: begin a new segment when this one is full."""
-        if self._log.segment_is_full:
+    def _turn_over(self, kind: Kind) -> None:
+        """Before a verb: begin a new segment when this one is full. What goes wrong here ends the log alone.
+
+        To write the state takes a while, so a moment in which all executors are at work is waited for.
+        """
+        fullness = self._log.fullness
+        if fullness < 1 or (fullness < OVERFULL and not (kind is Kind.EXPIRE and self._all_at_work())):
+            return
+        try:
             self.begin_segment()
+        except Exception as error:
+            self._log.fail(f"{type(error).__name__}: {error}")
+
+    def _all_at_work(self) -> bool:
+        return all(lane.in_flight is not None for lane in self.lanes.values())
 
     def _begin(self, state: bytes | None) -> None:
         log = self._log
@@ -84,7 +98,7 @@ class RecordedScheduler(Scheduler):
     def _frame(self, kind: Kind, *arguments: Any, now: float | None = None) -> _Verb:
         """Write the frame of a verb, unless another verb calls it; the verb itself belongs in the `with` block."""
         if not self._verb.depth:
-            self._turn_over()
+            self._turn_over(kind)
             self._log.write(now, kind, *arguments)
         return self._verb
 
@@ -147,7 +161,7 @@ class RecordedScheduler(Scheduler):
     def plan(self, lane: Lane, now: float) -> Plan | None:
         number = self._number(lane)
         frame: tuple[Any, ...] = (Kind.NO_PLAN, number)
-        self._turn_over()
+        self._turn_over(Kind.PLAN)
         with self._verb:
             try:
                 plan = super().plan(lane, now)

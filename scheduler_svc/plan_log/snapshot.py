@@ -9,10 +9,10 @@ import numpy as np
 
 from common.wire import SamplingParams
 from scheduler_svc.core import Lane, Scheduler, SchedulerConfig, Sequence, State
-from scheduler_svc.plan_log.state_codec import GONE, Packing, Restoring, pack_fields, restore_fields
+from scheduler_svc.plan_log.state_codec import GONE, Packing, Restoring
 from scheduler_svc.plan_log.state_schema import SCHEMA
 
-NOT_COMPARED = ("lanes_lost", "waited", "clock")
+NOT_COMPARED = ("lanes_lost", "waited_s", "waited", "clock")
 """Fields that no plan depends on, and that are changed without a verb: by who counts what is lost, and by questions."""
 
 
@@ -23,9 +23,9 @@ def pack_state(scheduler: Scheduler) -> bytes:
         members |= {sequence.number: sequence for sequence in lane.running()}
     packing = Packing(SCHEMA, set(members))
     state = {
-        "sequences": [pack_fields(sequence, SCHEMA[Sequence], packing) for sequence in members.values()],
-        "lanes": [pack_fields(lane, SCHEMA[Lane], packing) for lane in scheduler.lanes.values()],
-        "scheduler": pack_fields(scheduler, SCHEMA[Scheduler], packing),
+        "sequences": [SCHEMA[Sequence].pack(sequence, packing) for sequence in members.values()],
+        "lanes": [SCHEMA[Lane].pack(lane, packing) for lane in scheduler.lanes.values()],
+        "scheduler": SCHEMA[Scheduler].pack(scheduler, packing),
         "cards": packing.cards,
     }
     data: bytes = msgpack.packb(state, use_bin_type=True)
@@ -41,12 +41,12 @@ def unpack_state(config: SchedulerConfig, data: bytes) -> Scheduler:
     restoring.sequences[GONE] = _stranger()
     for fields in state["lanes"]:
         lane = Lane.__new__(Lane)
-        restore_fields(lane, SCHEMA[Lane], fields, restoring)
+        SCHEMA[Lane].restore(lane, fields, restoring)
         restoring.lanes[lane.epoch] = lane
     for fields in state["sequences"]:
-        restore_fields(restoring.sequences[fields["number"]], SCHEMA[Sequence], fields, restoring)
+        SCHEMA[Sequence].restore(restoring.sequences[fields["number"]], fields, restoring)
     scheduler = Scheduler.__new__(Scheduler)
-    restore_fields(scheduler, SCHEMA[Scheduler], state["scheduler"], restoring)
+    SCHEMA[Scheduler].restore(scheduler, state["scheduler"], restoring)
     return scheduler
 
 

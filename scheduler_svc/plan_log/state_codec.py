@@ -25,7 +25,7 @@ GONE = -1
 class Packing:
     """What the codecs know while they pack."""
 
-    def __init__(self, schema: Mapping[type, Fields], numbers: set[int]) -> None:
+    def __init__(self, schema: Mapping[type, Record], numbers: set[int]) -> None:
         self.schema, self.numbers = schema, numbers
         """Numbers of the sequences that are packed: those that are live, or that an iteration in flight holds."""
         self.cards: list[Any] = []
@@ -42,7 +42,7 @@ class Packing:
 class Restoring:
     """What the codecs know while they unpack."""
 
-    def __init__(self, schema: Mapping[type, Fields], config: SchedulerConfig, cards: list[Any]) -> None:
+    def __init__(self, schema: Mapping[type, Record], config: SchedulerConfig, cards: list[Any]) -> None:
         self.schema, self.config = schema, config
         self.cards = [unpack_card(card) for card in cards]
         self.lanes: dict[int, Lane] = {}
@@ -59,8 +59,29 @@ class Codec(Protocol):
     def unpack(self, raw: Any, restoring: Restoring) -> Any: ...
 
 
-Fields = Mapping[str, Codec]
-"""Field name -> codec, in the order in which they are restored."""
+class Record:
+    """How an object of a class is carried: each of its fields with a codec, in the order in which they are restored."""
+
+    def __init__(self, fields: Mapping[str, Codec]) -> None:
+        self.fields = fields
+        self._carried = [(name, codec.pack) for name, codec in fields.items() if not isinstance(codec, Given)]
+
+    def pack(self, value: Any, packing: Packing) -> dict[str, Any]:
+        """The fields of an object, but for those that are given at the restoring."""
+        return {name: pack(getattr(value, name), value, packing) for name, pack in self._carried}
+
+    def restore(self, made: Any, values: dict[str, Any], restoring: Restoring) -> None:
+        """Set the fields of an object that has none yet. Raises `FormatError` for the fields of another version."""
+        differ = values.keys() ^ {name for name, _ in self._carried}
+        if differ:
+            names = f"{type(made).__name__}: {', '.join(sorted(differ))}"
+            raise FormatError(f"was written by another version of Gilir (state that differs: {names})")
+        restored: dict[str, Any] = {}
+        restoring.fields.append(restored)
+        for name, codec in self.fields.items():
+            restored[name] = codec.unpack(values.get(name), restoring)
+            object.__setattr__(made, name, restored[name])
+        restoring.fields.pop()
 
 
 class Plain:
@@ -84,6 +105,53 @@ class Given:
 
     def unpack(self, raw: Any, restoring: Restoring) -> Any:
         return self._value(restoring)
+
+
+class Converted:
+    """Carried as another type: a set as a sorted list, say."""
+
+    def __init__(self, carried: Callable[[Any], Any], restored: Callable[[Any], Any]) -> None:
+        self._carried, self._restored = carried, restored
+
+    def pack(self, value: Any, owner: Any, packing: Packing) -> Any:
+        return self._carried(value)
+
+    def unpack(self, raw: Any, restoring: Restoring) -> Any:
+        return self._restored(raw)
+
+
+class Choice(Converted):
+    """A member of an enumeration."""
+
+    def __init__(self, kind: type[Enum]) -> None:
+        super().__init__(lambda value: value.value, kind)
+
+
+class Ints(Converted):
+    """A long collection of whole numbers."""
+
+    def __init__(self, into: Callable[[Iterable[int]], Any] = list) -> None:
+        super().__init__(pack_ints, lambda raw: into(unpack_ints(raw)))
+
+
+class IntMap(Converted):
+    """A long dictionary of whole numbers, in its order."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda value: [pack_ints(value.keys()), pack_ints(value.values())],
+            lambda raw: dict(zip(*map(unpack_ints, raw), strict=True)),
+        )
+
+
+class IntTuples(Converted):
+    """A long list of tuples of so many whole numbers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(
+            lambda value: np.array(value, "<i8").tobytes(),
+            lambda raw: [tuple(row) for row in np.frombuffer(raw, "<i8").reshape(-1, width).tolist()],
+        )
 
 
 class Array:
@@ -120,6 +188,13 @@ class Rows:
         return matrix
 
 
+class Chain(Converted):
+    """A list of 128-bit digests."""
+
+    def __init__(self) -> None:
+        super().__init__(b"".join, lambda raw: [raw[place : place + 16] for place in range(0, len(raw), 16)])
+
+
 class Digests:
     """A list of 128-bit digests, some of which may be None."""
 
@@ -133,33 +208,6 @@ class Digests:
         for i, place in enumerate(unpack_ints(places)):
             digests[place] = data[16 * i : 16 * i + 16]
         return digests
-
-
-class Converted:
-    """Carried as another type: a set as a sorted list, say."""
-
-    def __init__(self, carried: Callable[[Any], Any], restored: Callable[[Any], Any]) -> None:
-        self._carried, self._restored = carried, restored
-
-    def pack(self, value: Any, owner: Any, packing: Packing) -> Any:
-        return self._carried(value)
-
-    def unpack(self, raw: Any, restoring: Restoring) -> Any:
-        return self._restored(raw)
-
-
-class Choice(Converted):
-    """A member of an enumeration."""
-
-    def __init__(self, kind: type[Enum]) -> None:
-        super().__init__(lambda value: value.value, kind)
-
-
-class Ints(Converted):
-    """A long collection of whole numbers."""
-
-    def __init__(self, into: Callable[[Iterable[int]], Any] = list) -> None:
-        super().__init__(pack_ints, lambda raw: into(unpack_ints(raw)))
 
 
 class Listed:
@@ -277,35 +325,13 @@ class Instance:
 
     def pack(self, value: Any, owner: Any, packing: Packing) -> Any:
         kind = self._kinds.index(type(value))
-        return [kind, pack_fields(value, packing.schema[self._kinds[kind]], packing)]
+        return [kind, packing.schema[type(value)].pack(value, packing)]
 
     def unpack(self, raw: Any, restoring: Restoring) -> Any:
         kind, values = raw
         made = self._kinds[kind].__new__(self._kinds[kind])
-        restore_fields(made, restoring.schema[self._kinds[kind]], values, restoring)
+        restoring.schema[self._kinds[kind]].restore(made, values, restoring)
         return made
-
-
-def pack_fields(value: Any, fields: Fields, packing: Packing) -> dict[str, Any]:
-    """The fields of an object, but for those that are given at the restoring."""
-    carried = ((name, codec) for name, codec in fields.items() if not isinstance(codec, Given))
-    return {name: codec.pack(getattr(value, name), value, packing) for name, codec in carried}
-
-
-def restore_fields(made: Any, fields: Fields, values: dict[str, Any], restoring: Restoring) -> None:
-    """Set the fields of an object that has none yet."""
-    expected = {name for name, codec in fields.items() if not isinstance(codec, Given)}
-    if values.keys() != expected:
-        names = ", ".join(sorted(values.keys() ^ expected))
-        raise FormatError(
-            f"was written by another version of Gilir (state that differs: {type(made).__name__} {names})"
-        )
-    restored: dict[str, Any] = {}
-    restoring.fields.append(restored)
-    for name, codec in fields.items():
-        restored[name] = codec.unpack(values.get(name), restoring)
-        object.__setattr__(made, name, restored[name])
-    restoring.fields.pop()
 
 
 def pack_ints(values: Collection[int]) -> bytes:

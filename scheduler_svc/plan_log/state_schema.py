@@ -6,6 +6,7 @@ Heaps are kept as they stand, with their entries of the past: sequences are gone
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 
 from common.wire import Limits, NewSequence, Retention, SamplingParams
 from scheduler_svc.core import Lane, Scheduler, Sequence, State, WaitReason
@@ -25,18 +26,22 @@ from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.plan_log.state_codec import (
     Array,
     Card,
+    Chain,
     Choice,
+    Codec,
     Converted,
     Digests,
-    Fields,
     Given,
     Instance,
+    IntMap,
     Ints,
+    IntTuples,
     LaneEpoch,
     Listed,
     Mapped,
     OrNone,
     Plain,
+    Record,
     Rows,
     SequenceNumber,
     Swapped,
@@ -49,6 +54,7 @@ def _inverted(hash_of: list[bytes | None]) -> dict[bytes, int]:
     return {digest: block for block, digest in enumerate(hash_of) if digest is not None}
 
 
+Fields = Mapping[str, Codec]
 PLAIN, ARRAY, SEQUENCE = Plain(), Array(), SequenceNumber()
 PAIR = Tupled(PLAIN, PLAIN)
 BY_REASON = Mapped(Choice(WaitReason), PLAIN)
@@ -65,7 +71,7 @@ def _arrays(*names: str) -> Fields:
     return dict.fromkeys(names, ARRAY)
 
 
-SCHEMA: dict[type, Fields] = {
+_FIELDS: dict[type, Fields] = {
     Scheduler: {
         "config": Given(lambda restoring: restoring.config),
         "counters": Instance(Counters),
@@ -83,12 +89,13 @@ SCHEMA: dict[type, Fields] = {
         **_plain("prompt_tokens", "generation_tokens", "preemptions", "recomputed_tokens", "swapped_out_blocks"),
         **_plain("swapped_in_blocks", "iterations", "prefix_queries", "prefix_hits", "lanes_lost"),
         "ended": COUNTER,
+        "waited_s": BY_REASON,
         **dict.fromkeys(
             ("time_to_first_token", "inter_token_latency", "e2e_latency", "queue_time", "iteration_tokens"),
             Instance(Histogram),
         ),
     },
-    Histogram: {**_arrays("_bounds", "_counts"), "_sum": PLAIN},
+    Histogram: {"_bounds": Converted(list, tuple), **_arrays("_bounds_array", "_counts"), "_sum": PLAIN},
     Sequence: {
         **_plain("owner", "stream", "index", "request_id", "model", "priority", "number", "arrived", "prompt_length"),
         **_plain("tenant", "salt", "deadline", "rank", "ticket", "slot", "aborted", "prefilling", "is_long"),
@@ -102,7 +109,7 @@ SCHEMA: dict[type, Fields] = {
         "swapped": OrNone(Swapped()),
         "state": Choice(State),
         "lane": OrNone(LaneEpoch()),
-        "hashes": Digests(),
+        "hashes": Chain(),
     },
     Lane: {
         "config": Given(lambda restoring: restoring.config),
@@ -117,7 +124,7 @@ SCHEMA: dict[type, Fields] = {
         "changes": Instance(PlanChanges),
         "occupant": Listed(OrNone(SEQUENCE)),
         **_arrays("length", "computed", "max_length", "num_blocks", "predicted_length", "num_published", "tenant"),
-        **_arrays("owner", "stream", "last_token_at", "generation", "decoding"),
+        **_arrays("prompt_length", "is_seated", "rank", "owner", "stream", "last_token_at", "generation", "decoding"),
         "tokens": Rows("length"),
         "blocks": Rows("num_blocks"),
         "free_slots": PLAIN,
@@ -146,7 +153,7 @@ SCHEMA: dict[type, Fields] = {
     },
     RunPool: {**_plain("num_blocks", "_num_available"), **dict.fromkeys(("_starts", "_ends"), Ints())},
     RecencyOrder: {"_blocks": Ints(OrderedDict.fromkeys)},
-    WeightOrder: {"_now": PLAIN, "_ticks": Mapped(PLAIN, PLAIN), "_heap": Listed(Tupled(PLAIN, PLAIN, PLAIN))},
+    WeightOrder: {"_now": PLAIN, "_ticks": IntMap(), "_heap": IntTuples(3)},
     HostPool: {
         "num_blocks": PLAIN,
         **dict.fromkeys(("_free", "_released"), Ints()),
@@ -189,8 +196,12 @@ SCHEMA: dict[type, Fields] = {
     WaitClock: {
         "shared": Choice(WaitReason),
         "_own": Mapped(PLAIN, Tupled(SEQUENCE, Choice(WaitReason))),
-        **dict.fromkeys(("_totals", "seconds"), BY_REASON),
+        "_seconds": Given(lambda restoring: restoring.fields[-3]["counters"].waited_s),
+        "_totals": BY_REASON,
         "_entered": Mapped(PLAIN, BY_REASON),
         "_now": PLAIN,
     },
 }
+
+SCHEMA: dict[type, Record] = {kind: Record(fields) for kind, fields in _FIELDS.items()}
+"""How each class of the core that has state is carried."""

@@ -67,8 +67,9 @@ class PlanLog:
     # --- called by the loop ---
 
     @property
-    def segment_is_full(self) -> bool:
-        return self._written >= self._full_bytes and not self._turning and not self.closed
+    def fullness(self) -> float:
+        """How full the current segment is: from 1 on, another one should begin."""
+        return 0.0 if self._turning or self.closed else self._written / self._full_bytes
 
     @property
     def part(self) -> int:
@@ -114,11 +115,17 @@ class PlanLog:
         self._thread.join(5.0)
         self.closed = True
 
+    def fail(self, reason: str) -> None:
+        """End the log, with one line; called by either side."""
+        if not self.closed:
+            self.closed = True
+            log.error("the plan log cannot be written and is closed", error=reason)
+
     def _put(self, item: bytes | _NewSegment) -> None:
         if self.closed:
             return
         if self._queue.qsize() >= MAX_BEHIND:
-            self._fail("the disk does not keep up")
+            self.fail("the disk does not keep up")
             return
         self._queue.put(item)
 
@@ -137,7 +144,7 @@ class PlanLog:
                 else:
                     self._write_block(item)
         except OSError as error:
-            self._fail(str(error))
+            self.fail(str(error))
         finally:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -163,11 +170,6 @@ class PlanLog:
     def _delete_oldest(self) -> None:
         for path in segment_files(self._folder)[: -self._max_segments]:
             path.unlink(missing_ok=True)
-
-    def _fail(self, reason: str) -> None:
-        if not self.closed:
-            self.closed = True
-            log.error("the plan log cannot be written and is closed", error=reason)
 
     def _discard(self) -> None:
         with contextlib.suppress(Empty):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from common.wire import Plan, Result, decode, encode
 from scheduler_svc.core import LaneError, Scheduler
-from scheduler_svc.plan_log import PlanLog, RecordedScheduler
+from scheduler_svc.plan_log import PlanLog, RecordedScheduler, recorder
 from scheduler_svc.plan_log.format import FormatError, Kind
 from scheduler_svc.plan_log.player import Player
 from scheduler_svc.plan_log.reader import frames, iterations, rows
@@ -195,6 +196,46 @@ def test_a_full_disk_ends_the_log_and_nothing_else(tmp_path: Path, monkeypatch: 
     log._thread.join(10)
     assert log.closed
     eventful(world)
+    world.close()
+
+
+def settle(log: PlanLog) -> None:
+    """Wait until the thread has taken what was handed to it."""
+    deadline = time.monotonic() + 10
+    while not log._queue.empty() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def test_full_segments_are_followed_by_new_ones_and_the_oldest_go(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = PlanLog(tmp_path, segment_bytes=1500, max_segments=3)
+    world = RecordedWorld(tmp_path, log=log)
+    world.attach()
+    for _ in range(30):
+        world.submit(9, 12, ignore_eos=True)
+        world.iterate()
+        log.flush()
+        settle(log)
+    world.run()
+    world.close()
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert len(files) == 3 and int(files[0].removeprefix("segment-").split(".")[0]) > 1
+    assert main([str(tmp_path)], "gilir replay") == 0
+    assert 3 < int(capsys.readouterr().out.split()[1]) < len(world.plans)
+
+
+def test_a_snapshot_that_fails_ends_the_log_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(_scheduler: Scheduler) -> bytes:
+        raise AttributeError("no such field")
+
+    monkeypatch.setattr(recorder, "pack_state", faulty)
+    log = PlanLog(tmp_path, segment_bytes=100)
+    world = RecordedWorld(tmp_path, log=log)
+    log.flush()
+    settle(log)
+    eventful(world)
+    assert log.closed
     world.close()
 
 

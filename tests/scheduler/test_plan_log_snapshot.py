@@ -23,6 +23,7 @@ from scheduler_svc.plan_log.format import FormatError, Kind
 from scheduler_svc.plan_log.player import Player
 from scheduler_svc.plan_log.replay import main
 from scheduler_svc.plan_log.snapshot import compare_states, pack_state, unpack_state
+from scheduler_svc.plan_log.state_codec import Plain, Record
 from scheduler_svc.plan_log.state_schema import SCHEMA
 from tests.scheduler.recorded import RecordedWorld, eventful, wander
 
@@ -78,13 +79,13 @@ def test_the_schema_names_every_field_of_the_core(tmp_path: Path) -> None:
         walk(world.scheduler, {}, found)
         plain: dict[type, set[str]] = {}
         walk(scheduler, {}, plain)
-        assert plain[Scheduler] == SCHEMA[Scheduler].keys()
+        assert plain[Scheduler] == SCHEMA[Scheduler].fields.keys()
         world.close()
-    found[Scheduler] &= SCHEMA[Scheduler].keys() | vars(Scheduler(SchedulerConfig())).keys()
+    found[Scheduler] &= SCHEMA[Scheduler].fields.keys() | vars(Scheduler(SchedulerConfig())).keys()
     assert found.pop(SwappedKv) == {"lane", "blocks", "computed"}
     for kind, names in found.items():
         if kind.__module__.startswith("scheduler_svc.core"):
-            assert names == SCHEMA[kind].keys(), f"state_schema.py knows other fields of {kind.__name__}"
+            assert names == SCHEMA[kind].fields.keys(), f"state_schema.py knows other fields of {kind.__name__}"
     assert {kind for kind in found if kind.__module__.startswith("scheduler_svc.core")} == SCHEMA.keys()
 
 
@@ -158,6 +159,6 @@ def test_a_state_that_is_not_reached_is_a_difference(tmp_path: Path, monkeypatch
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = pack_state(Scheduler(SchedulerConfig()))
-    monkeypatch.setitem(SCHEMA, Scheduler, {"more": SCHEMA[Scheduler]["_last_epoch"], **SCHEMA[Scheduler]})
-    with pytest.raises(FormatError, match=r"another version of Gilir \(state that differs: Scheduler:? more\)"):
+    monkeypatch.setitem(SCHEMA, Scheduler, Record({"more": Plain(), **SCHEMA[Scheduler].fields}))
+    with pytest.raises(FormatError, match=r"another version of Gilir \(state that differs: Scheduler: more\)"):
         unpack_state(SchedulerConfig(), state)
