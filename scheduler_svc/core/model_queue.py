@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from scheduler_svc.core.config import Discipline, SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.fair import FairQueue, FairShare
+from scheduler_svc.core.prediction import OutputLengths
 from scheduler_svc.core.sequence import Key, Sequence, WaitReason
 from scheduler_svc.core.wait_clock import BEHIND, WaitClock
 from scheduler_svc.core.waiting_queue import Line, WaitingQueue
 
 LATE = 1e15
-"""Added to the deadlines of those that have missed theirs: they come after all others of their rank."""
+"""Added to the deadlines of those that will miss theirs: they come after all others of their rank."""
 
 
 class ModelQueue:
@@ -30,12 +31,16 @@ class ModelQueue:
         """Sequences that enter with more tokens are long."""
         self.short, self.long = self._line(), self._line()
         self.clock = WaitClock(counters.waited_s)
+        self.lengths = OutputLengths()
+        """What the model's answers taught."""
+        self.token_s = 0.0
+        """Smoothed seconds from one token of a running sequence to its next."""
         self.num_new = 0
         """Those among the members that never ran."""
         self.last_ticket = 0
         self._timers: list[tuple[float, int, bool, Sequence]] = []
-        """A heap of (when, ticket, whether that is its deadline, sequence): its key changes then, if it still has that
-        ticket and waits."""
+        """A heap of (when, ticket, whether its deadline is out of reach then, sequence): its key changes then, if it
+        still has that ticket and waits."""
         self._classes: Counter[int] = Counter()
         """Priority classes of the members, as asked for."""
         self._ageing = 0.0 if config.discipline is Discipline.FCFS else config.ageing_s
@@ -67,8 +72,10 @@ class ModelQueue:
             self.share.enter(sequence.tenant)
         if self._ageing:
             heapq.heappush(self._timers, (now + self._ageing, sequence.ticket, False, sequence))
-        if self._config.discipline is Discipline.DEADLINE and now < sequence.deadline:
-            heapq.heappush(self._timers, (sequence.deadline, sequence.ticket, True, sequence))
+        if self._config.discipline is Discipline.DEADLINE:
+            latest = self._latest_start(sequence)
+            if now < latest:
+                heapq.heappush(self._timers, (latest, sequence.ticket, True, sequence))
         self.put_back(sequence)
 
     def remove(self, sequence: Sequence, now: float) -> None:
@@ -108,10 +115,16 @@ class ModelQueue:
     def _key(self, sequence: Sequence, now: float) -> Key:
         order = 0.0
         if self._config.discipline is Discipline.DEADLINE:
-            order = sequence.deadline if now < sequence.deadline else sequence.deadline + LATE
+            order = sequence.deadline if now < self._latest_start(sequence) else sequence.deadline + LATE
         elif self.share is not None:
             order = self.share.counter(sequence.tenant)
         return (sequence.rank, order, sequence.number)
+
+    def _latest_start(self, sequence: Sequence) -> float:
+        """When a sequence must run to meet its deadline, by the usual length of answers and time of a token."""
+        generated = len(sequence.tokens) - sequence.prompt_length
+        predicted = self.lengths.predict(sequence.tenant, generated, sequence.params.max_tokens)
+        return sequence.deadline - (predicted - generated) * self.token_s
 
     def refresh(self, now: float) -> None:
         """Lift those that have waited long, and demote those that are late."""

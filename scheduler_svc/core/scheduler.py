@@ -23,7 +23,6 @@ from scheduler_svc.core.intake import misfit, sequences_of
 from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.prediction import OutputLengths
 from scheduler_svc.core.reporting import prompt_scores, token_messages
 from scheduler_svc.core.seating import Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
@@ -42,8 +41,6 @@ class Scheduler:
         """By model name; a model stays known when its last executor has gone."""
         self.models: dict[str, ModelCard] = {}
         """The card that each model's latest executor brought."""
-        self.output_lengths: dict[str, OutputLengths] = {}
-        """What each model's answers taught."""
         self.kv_capacity: dict[str, int] = {}
         """Tokens of KV in each model's largest pool; while it has no lane, what it last had."""
         self.outbox: list[tuple[int, Message]] = []
@@ -161,7 +158,6 @@ class Scheduler:
         self.models[model.name] = model
         self._measure_capacity(model.name)
         self._vacant_since.pop(model.name, None)
-        self.output_lengths.setdefault(model.name, OutputLengths())
         queue = self.queues.setdefault(model.name, ModelQueue(self.config, self.counters))
         queue.long_threshold = self.config.long_threshold(min(o.token_budget for o in self.lanes_of(model.name)))
         for sequence in list(queue):
@@ -176,7 +172,7 @@ class Scheduler:
             if cards_fit(self.models, model):
                 return
             if vacant != model.name and not len(self.queues[vacant]):
-                for table in (self.models, self.queues, self.output_lengths, self.kv_capacity, self._vacant_since):
+                for table in (self.models, self.queues, self.kv_capacity, self._vacant_since):
                     del table[vacant]
         if not cards_fit(self.models, model):
             raise AttachError("the models served make too many or too large cards for one more")
@@ -299,7 +295,7 @@ class Scheduler:
             self.drain(lane, now)
         peers = [other for other in self._admitting(model) if other is not lane]
         queue = self.queues[model]
-        seating = Seating(lane, peers, queue, self.output_lengths[model], now)
+        seating = Seating(lane, peers, queue, now)
         return Planner(lane, queue, seating, self.counters, now).build()
 
     def apply(self, lane: Lane, result: Result, now: float) -> None:
@@ -314,7 +310,7 @@ class Scheduler:
         self.outbox.extend(prompt_scores(lane, result))
         for sequence, code in applied.finished:
             self.counters.e2e_latency.observe(now - sequence.arrived)
-            self.output_lengths[sequence.model].observe(sequence.tenant, sequence.num_generated)
+            self.queues[sequence.model].lengths.observe(sequence.tenant, sequence.num_generated)
             self._end(sequence, EndReason(code), now)
         for sequence in flight.deferred:
             lane.release(sequence)
@@ -330,9 +326,10 @@ class Scheduler:
         self._observe_gaps(lane, applied.slots, now)
         num_decodes, seconds = len(flight.decodes), now - flight.planned_at
         lane.pace.observe(num_decodes, flight.num_tokens - num_decodes, seconds, fit=self.config.target_itl_ms > 0)
-        share = self.queues[lane.model.name].share
-        if share is not None and len(applied.slots):
-            share.charge_generated(lane.tenant[applied.slots])
+        queue = self.queues[lane.model.name]
+        queue.token_s = lane.pace.mean_s
+        if queue.share is not None and len(applied.slots):
+            queue.share.charge_generated(lane.tenant[applied.slots])
 
     def _observe_gaps(self, lane: Lane, slots: NDArray[np.int64], now: float) -> None:
         """Times between tokens; mostly all rows had their last one at the same time."""
