@@ -71,7 +71,7 @@ def pack_result(result: Result, epoch: int) -> tuple[Any, ...]:
     plain = result.tokens.dtype == np.dtype("<i4") and result.finish.dtype == np.uint8 and result.epoch == epoch
     if not plain or len(result.logprobs.rows) or result.prompt_logprobs:
         return (encode(result),)
-    finish = result.finish.tobytes() if result.finish.any() else None
+    finish = result.finish.tobytes() if np.count_nonzero(result.finish) else None
     return result.iteration, result.tokens.tobytes(), finish, result.busy_us, result.device_us
 
 
