@@ -11,7 +11,7 @@ from scheduler_svc.core import Lane, Scheduler
 from scheduler_svc.plan_log.differences import Difference, compare_plans
 from scheduler_svc.plan_log.format import VERBS, FormatError, Header, Kind
 from scheduler_svc.plan_log.messages import decode_as, unpack_card, unpack_limits, unpack_result
-from scheduler_svc.plan_log.segments import Frame, Segment, segments
+from scheduler_svc.plan_log.segments import Frame, Segment, frames_of, segments
 from scheduler_svc.plan_log.snapshot import compare_states, pack_state, unpack_state
 
 ON_A_LANE = (Kind.DETACH, Kind.LEAVE, Kind.DRAIN, Kind.PLAN, Kind.NO_PLAN, Kind.APPLY)
@@ -47,7 +47,7 @@ class _Frames:
     """Frames of some segments, of which the next one can be looked at."""
 
     def __init__(self, played: list[Segment]) -> None:
-        self._rest = (frame for segment in played for frame in segment.frames())
+        self._rest = frames_of(played)
         self._ahead: Frame | None = None
 
     def __iter__(self) -> Iterator[Frame]:

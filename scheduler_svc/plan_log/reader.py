@@ -15,13 +15,12 @@ import numpy as np
 from common.wire import Plan
 from scheduler_svc.core import Lane
 from scheduler_svc.plan_log.player import Player, Step, sequence_name
-from scheduler_svc.plan_log.segments import Frame, segments
+from scheduler_svc.plan_log.segments import Frame, frames_of, segments
 
 
 def frames(path: Path) -> Iterator[Frame]:
     """All frames. Raises `FormatError` for what is no plan log or is damaged."""
-    for segment in segments(path):
-        yield from segment.frames()
+    return frames_of(segments(path))
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -106,3 +107,10 @@ def segments(path: Path) -> list[Segment]:
     if not path.exists():
         raise FormatError(f"{path}: there is no such file or folder")
     return [Segment(path)]
+
+
+def frames_of(read: list[Segment]) -> Iterator[Frame]:
+    """The frames of some segments; one that has been deleted since it was listed is passed over."""
+    for segment in read:
+        with contextlib.suppress(FileNotFoundError):
+            yield from segment.frames()

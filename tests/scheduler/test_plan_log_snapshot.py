@@ -148,6 +148,16 @@ def test_what_the_oldest_segments_held_is_not_needed(tmp_path: Path, capsys: pyt
     assert "identical" in capsys.readouterr().out
 
 
+def test_segments_that_are_deleted_meanwhile_are_passed_over(tmp_path: Path) -> None:
+    world = wander(RecordedWorld(tmp_path), 5, 200, segment_every=50)
+    player = Player(world.close())
+    for place in (0, 2):
+        player.segments[place].path.unlink()
+    steps = list(player.steps())
+    assert [step.kind for step in steps].count(Kind.STATE) == 2
+    assert 0 < player.num_iterations < len(world.plans)
+
+
 def test_a_state_that_is_not_reached_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = eventful(RecordedWorld(tmp_path))
     world.begin_segment()
