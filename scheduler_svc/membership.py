@@ -242,7 +242,6 @@ class Membership:
 
     def lose(self, executor: Executor, now: float, reason: str, guilty: list[int] | None = None) -> None:
         """End an executor's epoch; its sequences wait for another one."""
-        self._scheduler.counters.lanes_lost += 1
         log.warning("executor lost", executor=executor.name, epoch=executor.lane.epoch, reason=reason)
         self._forget(executor)
         self._scheduler.detach(executor.lane, now, guilty=guilty or (), reason=reason)

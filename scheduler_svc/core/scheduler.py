@@ -204,12 +204,14 @@ class Scheduler:
             self._end(sequence, EndReason.FAILED, now, "the model was replaced by one that cannot hold this request")
 
     def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
-        """Close a lane. Its sequences wait again with their tokens; `guilty` slots end with an error.
+        """Close a lane, which is lost where there is a `reason`. Its sequences wait again with their tokens; `guilty`
+        slots end with an error.
 
         Who was in a lost iteration gets a strike. From the second on they are suspects, of whom the planner runs one at
         a time on a lane: the harmless ones clear themselves with their next token, the guilty one ends alone.
         """
         del self.lanes[lane.epoch]
+        self.counters.lanes_lost += bool(reason)
         flight, lane.in_flight = lane.in_flight, None
         blamed = {lane.occupant[slot] for slot in guilty if slot < lane.seats}
         members = self._members(lane, flight)

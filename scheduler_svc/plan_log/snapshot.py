@@ -12,9 +12,6 @@ from scheduler_svc.core import Lane, Scheduler, SchedulerConfig, Sequence, State
 from scheduler_svc.plan_log.state_codec import GONE, Packing, Restoring
 from scheduler_svc.plan_log.state_schema import SCHEMA
 
-NOT_COMPARED = ("lanes_lost", "waited_s", "waited", "clock")
-"""Fields that no plan depends on, and that are changed without a verb: by who counts what is lost, and by questions."""
-
 
 def pack_state(scheduler: Scheduler) -> bytes:
     """The state between two verbs; an iteration may be in flight. What is in the outbox counts as sent."""
@@ -66,7 +63,7 @@ def compare_states(recorded: bytes, replayed: bytes) -> str:
 
 def _first_difference(one: Any, two: Any, path: str) -> str:
     if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
-        pairs = ((f"{path}.{name}" if path else name, one[name], two[name]) for name in one if name not in NOT_COMPARED)
+        pairs = ((f"{path}.{name}" if path else name, one[name], two[name]) for name in one)
     elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
         pairs = ((f"{path}[{i}]", *items) for i, items in enumerate(zip(one, two, strict=True)))
     else:

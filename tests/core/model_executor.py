@@ -94,6 +94,8 @@ class Row:
     computed: int
     blocks: list[int]
     params: SamplingParams
+    num_admitted: int
+    """Tokens that were known when it was admitted: what its prefill computes."""
     finished: bool = False
     scored: int = 0
     """Prompt positions below this have been scored."""
@@ -172,6 +174,7 @@ class ModelExecutor:
             new.computed,
             shared,
             new.params,
+            len(tokens),
         )
         self.rows[new.slot] = row
         missed = new.params.prompt_logprobs >= 0 and new.computed and not swapped_in & set(blocks)
@@ -208,7 +211,7 @@ class ModelExecutor:
         started = [s for s, row in self.rows.items() if row.left == 1 and row.computed and not row.finished]
         for slot in started:
             row = self.rows[slot]
-            if row.computed >= row.prompt_length and slot not in prefills:
+            if row.computed >= row.num_admitted and slot not in prefills:
                 assert slot in decodes, f"the decode in slot {slot} was left out"
 
     def _compute(self, slot: int, count: int) -> list[PromptLogprobs]:
