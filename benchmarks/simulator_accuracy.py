@@ -186,13 +186,20 @@ def compare(stretch: Stretch, cost: CostModel) -> bool:
     return max(wrong) <= 0.15
 
 
+def busy_s() -> tuple[float, float]:
+    """(CPU seconds that the whole machine has spent, that this process and its ended children have)."""
+    user, nice, system = (int(ticks) for ticks in Path("/proc/stat").read_text().split()[1:4])
+    own = os.times()
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK"), sum(own[:4])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100, help="of each of the four stretches (%(default)s)")
     parser.add_argument("--load", type=float, default=0.65, help="steady arrivals, as a share of the burst's rate")
     parser.add_argument("--preset", type=Path, help="write the cost model here")
     options = parser.parse_args()
-    print(f"load of the machine before: {os.getloadavg()[0]:.2f}")
+    begin, (all_before, own_before) = time.monotonic(), busy_s()
     model = str(ROOT / "executor_svc" / "default_model")
     flags = ["--max-num-seqs", str(SETUP.seats), "--max-num-batched-tokens", str(SETUP.token_limit)]
     with LocalServices(scheduler_flags=flags) as services:
@@ -202,6 +209,9 @@ def main() -> int:
         stretches = measure(int(services.url.rsplit(":", 1)[1]), options.requests, options.load)
         for process in services.processes:
             process.stop()
+        all_after, own_after = busy_s()
+        others = (all_after - all_before - own_after + own_before) / (time.monotonic() - begin)
+        print(f"other processes took {others:.0%} of a core")
         cost = calibrate(services.plan_log, stretches[:2])
     print(f"a request waits {1000 * cost.request_s:.1f} ms beside iterations")
     within = [compare(stretch, cost) for stretch in stretches]

@@ -19,8 +19,17 @@ class LogHistogram:
         self.counts = np.zeros(self.COUNT, np.int64)
 
     def add(self, values: Floats) -> None:
+        if not len(values):
+            return
+        # Most often all rows of an iteration waited equally long.
+        if values[0] == values.min() == values.max():
+            self.counts[self._bins(values[:1])[0]] += len(values)
+        else:
+            self.counts += np.bincount(self._bins(values), minlength=self.COUNT)
+
+    def _bins(self, values: Floats) -> NDArray[np.int64]:
         bins = (np.log(np.maximum(values, self.LOW) / self.LOW) / np.log(self.STEP)).astype(np.int64)
-        self.counts += np.bincount(np.minimum(bins, self.COUNT - 1), minlength=self.COUNT)
+        return np.minimum(bins, self.COUNT - 1)
 
     @property
     def total(self) -> int:

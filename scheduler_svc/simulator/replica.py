@@ -107,6 +107,8 @@ class Replica:
 
     def result(self, plan: Plan, work: Work) -> Result:
         """The answer to a plan. Tokens are all 0: nobody reads them."""
-        ended = np.where(self._by_limit[work.sampled], FinishCode.LENGTH, FinishCode.EOS)
-        finish = np.where(work.finished, ended, FinishCode.CONTINUE).astype(np.uint8)
+        finish = np.full(len(work.sampled), int(FinishCode.CONTINUE), np.uint8)
+        if work.finished.any():
+            ended = self._by_limit[work.sampled[work.finished]]
+            finish[work.finished] = np.where(ended, int(FinishCode.LENGTH), int(FinishCode.EOS))
         return Result(self.epoch, plan.iteration, np.zeros(len(work.sampled), np.int32), finish)

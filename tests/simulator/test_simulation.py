@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_svc.core import SchedulerConfig
-from scheduler_svc.core.config import Admission, Batching, Discipline, KvLayout, Preemption
+from scheduler_svc.core import Lane, Scheduler, SchedulerConfig
+from scheduler_svc.core.config import Admission, Batching, Discipline, Eviction, KvLayout, Preemption, Prefill
 from scheduler_svc.simulator.cost_model import CostModel, load
 from scheduler_svc.simulator.recording import Recording
-from scheduler_svc.simulator.simulation import ExecutorSetup, Simulation
+from scheduler_svc.simulator.simulation import ExecutorSetup, Simulation, SimulationError
 from scheduler_svc.simulator.summary import gain, summarise
 from scheduler_svc.simulator.workload import Workload, WorkloadSettings, build
 from tests.simulator.test_traces import MOONCAKE, write
@@ -53,6 +53,55 @@ def test_every_request_ends_once_with_all_its_tokens(setup: ExecutorSetup, disci
     workload = synthetic(tenants=2, priorities="0:1,1:1", rate=0.2)
     recording = run(workload, setup, load("yi-34b-2xa100"), SchedulerConfig(discipline=discipline))
     check_everyone_served(recording)
+
+
+CHOICES = [
+    SchedulerConfig(batching=Batching.REQUEST),
+    SchedulerConfig(prefill=Prefill.SEPARATE),
+    SchedulerConfig(chunked_prefill=False),
+    SchedulerConfig(kv=KvLayout.CONTIGUOUS),
+    SchedulerConfig(preemption=Preemption.SWAP, admission=Admission.IMMEDIATE),
+    SchedulerConfig(preemption=Preemption.NONE),
+    SchedulerConfig(admission=Admission.WORST_CASE, eviction=Eviction.FIFO),
+    SchedulerConfig(eviction=Eviction.LFU, max_prefill_chunk=8, max_num_batched_tokens=32),
+    SchedulerConfig(target_itl_ms=100.0, isolate_tenants=True, long_prefill_threshold=20),
+]
+
+
+@pytest.mark.parametrize("config", CHOICES, ids=lambda config: str(CHOICES.index(config)))
+def test_every_choice_of_the_core_can_be_simulated(config: SchedulerConfig) -> None:
+    schedulers = []
+
+    def make(config: SchedulerConfig) -> Scheduler:
+        schedulers.append(Scheduler(config))
+        return schedulers[-1]
+
+    setup = ExecutorSetup(lanes=2, blocks=20, host_blocks=30, seats=4)
+    workload = synthetic(40, tenants=2, rate=1.0, max_tokens="fixed:60")
+    recording = Simulation(config, setup, load("yi-34b-2xa100"), workload, make).run()
+    check_everyone_served(recording)
+    (scheduler,) = schedulers
+    scheduler.check_invariants()
+    counters = scheduler.counters
+    assert counters.preemptions == recording.preemptions and counters.iterations == len(recording.iterations)
+    assert counters.generation_tokens == recording.generated.sum()
+    assert counters.prefix_hits == recording.cached.sum()
+
+
+def test_a_core_that_stands_still_is_told() -> None:
+    class Idle(Scheduler):
+        def plan(self, lane: Lane, now: float) -> None:
+            return None
+
+    with pytest.raises(SimulationError, match="nothing runs, and 3 requests wait"):
+        Simulation(SchedulerConfig(), SETUP, SECOND, synthetic(3), Idle).run()
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    workload = synthetic(300, output_lengths="fixed:2", rate=0.5)
+    Simulation(SchedulerConfig(), SETUP, SECOND, workload).run(lambda ended, total: told.append((ended, total)))
+    assert told and told == sorted(told) and all(0 <= ended <= total == 300 for ended, total in told)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_does_not() -> None:
