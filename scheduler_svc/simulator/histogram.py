@@ -29,7 +29,8 @@ class LogHistogram:
 
     def _bins(self, values: Floats) -> NDArray[np.int64]:
         bins = (np.log(np.maximum(values, self.LOW) / self.LOW) / np.log(self.STEP)).astype(np.int64)
-        return np.minimum(bins, self.COUNT - 1)
+        within: NDArray[np.int64] = np.minimum(bins, self.COUNT - 1)
+        return within
 
     @property
     def total(self) -> int:
