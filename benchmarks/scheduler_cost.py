@@ -12,11 +12,12 @@ The cases:
 - decode: every sequence generates one token an iteration. Prompts differ in length so that each iteration sees one
   sixteenth of the sequences start a new block. `waiting` more sequences find no seat.
 - admit: so many prompts are submitted, planned and applied in one iteration of prefill; hashing their blocks counts
-  where the core does it. Those that wait, wait behind them.
+  where the core does it. Those that wait are of a lower class (the peer runs without them).
 
 Blocks hold 16 tokens, the pool 200,000 blocks. Ours and the peer's rounds alternate on a machine that may be shared: a
-figure is the median of the rounds' means, in microseconds, and the fastest round is given beside it. The garbage
-collector is on; what there is before the first request is frozen, as a server does.
+figure is the median of the rounds, of which each is the median of its iterations, in microseconds of CPU time; the
+fastest round is given beside it. The garbage collector is on; what there is before the first request is frozen, as in a
+server.
 
 `--peer` names a Python with vLLM, whose scheduler gets the same load from `benchmarks/peers/vllm_scheduler.py`; its
 figure is `schedule` and `update_from_output`, without any coding of messages.
@@ -84,7 +85,7 @@ QUICK = (Case("decode", 8), Case("decode", 256), Case("decode", 64, waiting=2_00
 
 @dataclass
 class Figures:
-    """Means of rounds, in microseconds."""
+    """By round, in microseconds of CPU time."""
 
     plan: list[float] = field(default_factory=list)
     apply: list[float] = field(default_factory=list)
@@ -151,8 +152,8 @@ class Core:
 
     def decode_round(self, figures: Figures) -> None:
         parts = [self.iterate() for _ in range(ROUND)]
-        figures.plan.append(1e6 * statistics.fmean(plan for plan, _ in parts))
-        figures.apply.append(1e6 * statistics.fmean(apply for _, apply in parts))
+        figures.plan.append(1e6 * statistics.median(plan for plan, _ in parts))
+        figures.apply.append(1e6 * statistics.median(apply for _, apply in parts))
 
     def admit_round(self, figures: Figures) -> None:
         """Submit prompts, run them for one iteration, and drop them. Those that wait are of a lower class."""
@@ -217,6 +218,8 @@ class Peer:
 def measure(case: Case, rounds: int, peer: Peer | None) -> Figures:
     """Alternate rounds of ours and the peer's; the warm-up is left out."""
     core, figures = Core(case), Figures()
+    if case.what == "admit" and case.waiting:
+        peer = None
     if peer is not None:
         peer.prepare(case)
     for number in range(WARM_UP + rounds):

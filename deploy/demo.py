@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from deploy.local import LocalServices, ServiceFailed
+from scheduler_svc.plan_log.reader import rows
 
 SEATS = 4
 
@@ -68,8 +69,7 @@ def batch_table(log: Path) -> Iterator[str]:
     """Seats across, iterations down; runs of iterations with the same members are one line."""
     previous: tuple[str, ...] | None = None
     first = last = 0
-    for line in log.read_text().splitlines():
-        record = json.loads(line)
+    for record in rows(log):
         if "decodes" not in record:
             continue
         seats = ["."] * SEATS

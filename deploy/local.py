@@ -76,7 +76,7 @@ class LocalServices:
         self.processes: list[Process] = []
         self._host, self._port = host, port
         self._scheduler_flags = scheduler_flags or []
-        self.plan_log = self.folder / "plans.jsonl"
+        self.plan_log = self.folder / "plans"
         self._num_executors = 0
 
     def __enter__(self) -> Self:

@@ -27,7 +27,7 @@ from common.wire import (
 )
 from scheduler_svc.core import Scheduler, account_of
 from scheduler_svc.membership import Membership
-from scheduler_svc.plan_log import PlanLog
+from scheduler_svc.plan_log import PlanLog, RecordedScheduler
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.sockets import (
     authenticator,
@@ -48,13 +48,29 @@ MAX_DRAIN = 1000
 """Messages taken from one socket before the other things get a turn."""
 
 
+def _plan_log(settings: SchedulerSettings) -> PlanLog | None:
+    if settings.plan_log is None:
+        return None
+    return PlanLog(
+        settings.plan_log, segment_bytes=settings.plan_log_segment_mb << 20, max_segments=settings.plan_log_segments
+    )
+
+
+def _scheduler(settings: SchedulerSettings, plan_log: PlanLog | None) -> Scheduler:
+    # Epochs of an earlier scheduler, which executors may still hold, must not come again.
+    config, first_epoch = settings.scheduler_config(), time.time_ns() // 1_000_000
+    if plan_log is None:
+        return Scheduler(config, first_epoch=first_epoch)
+    return RecordedScheduler(config, plan_log, first_epoch=first_epoch)
+
+
 class CoreLoop:
     """Owns the sockets. `run` returns when the service has been stopped."""
 
     def __init__(self, settings: SchedulerSettings, listener: socket.socket) -> None:
         self._settings = settings
-        # Epochs of an earlier scheduler, which executors may still hold, must not come again.
-        self._scheduler = Scheduler(settings.scheduler_config(), first_epoch=time.time_ns() // 1_000_000)
+        self._plan_log = _plan_log(settings)
+        self._scheduler = _scheduler(settings, self._plan_log)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = authenticator(self._context, settings)
         self._executors = executor_socket(self._context, settings)
@@ -62,14 +78,13 @@ class CoreLoop:
         self._run_dir = private_folder(settings.run_dir)
         address = f"ipc://{self._run_dir}/core.sock"
         self._frontends = frontend_socket(self._context, address)
-        self._plan_log = PlanLog(settings.plan_log) if settings.plan_log is not None else None
         self._membership = Membership(
             self._scheduler,
             self._send_executor,
             heartbeat_ms=settings.heartbeat_ms,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             iteration_timeout_s=settings.iteration_timeout_s,
-            plan_log=self._plan_log,
+            encode_plan=self._scheduler.encoded if isinstance(self._scheduler, RecordedScheduler) else encode,
         )
         self._supervisor = Supervisor(settings, listener, address)
         self._announced: list[str] = []

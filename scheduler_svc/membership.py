@@ -14,6 +14,7 @@ from common.wire import (
     Fault,
     Hello,
     Leaving,
+    Plan,
     Refused,
     Reset,
     Result,
@@ -24,7 +25,6 @@ from common.wire import (
     hello_protocol,
 )
 from scheduler_svc.core import AttachError, Lane, LaneError, Scheduler
-from scheduler_svc.plan_log import PlanLog
 
 log = structlog.get_logger()
 
@@ -60,9 +60,9 @@ class Membership:
         heartbeat_ms: int,
         heartbeat_timeout_s: float,
         iteration_timeout_s: float,
-        plan_log: PlanLog | None = None,
+        encode_plan: Callable[[Plan], bytes] = encode,
     ) -> None:
-        self._scheduler, self._send, self._plan_log = scheduler, send, plan_log
+        self._scheduler, self._send, self._encode_plan = scheduler, send, encode_plan
         self._heartbeat_ms, self._heartbeat_timeout_s = heartbeat_ms, heartbeat_timeout_s
         self._iteration_timeout_s = iteration_timeout_s
         self._by_peer: dict[bytes, Executor] = {}
@@ -191,8 +191,6 @@ class Membership:
             self.lose(executor, now, f"impossible result: {error}")
             return
         executor.deadline = None
-        if self._plan_log is not None:
-            self._plan_log.result(lane, result, now)
 
     # --- iterations ---
 
@@ -207,9 +205,7 @@ class Membership:
                 if lane.draining and not lane.num_running:
                     self._let_go(executor, now)
                 continue
-            if self._plan_log is not None:
-                self._plan_log.plan(lane, plan, now)
-            data = encode(plan)
+            data = self._encode_plan(plan)
             self.last_plan_bytes = len(data)
             executor.deadline = now + self._iteration_timeout_s
             if not self._send(executor.peer, data):
@@ -246,7 +242,6 @@ class Membership:
 
     def lose(self, executor: Executor, now: float, reason: str, guilty: list[int] | None = None) -> None:
         """End an executor's epoch; its sequences wait for another one."""
-        self._scheduler.counters.lanes_lost += 1
         log.warning("executor lost", executor=executor.name, epoch=executor.lane.epoch, reason=reason)
         self._forget(executor)
         self._scheduler.detach(executor.lane, now, guilty=guilty or (), reason=reason)

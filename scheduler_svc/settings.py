@@ -61,7 +61,9 @@ class SchedulerSettings(ServiceSettings):
     iteration_timeout_s: float = Field(60.0, gt=0, description="an executor that takes longer for a plan is lost")
     grace_s: float = Field(8.0, ge=0, description="seconds that running requests get at SIGTERM")
     max_body_mb: int = Field(32, ge=1, le=256, description="largest request body")
-    plan_log: Path | None = Field(None, description="write each iteration's membership here, a JSON object a line")
+    plan_log: Path | None = Field(None, description="folder for a log of every input and plan (holds prompts)")
+    plan_log_segment_mb: int = Field(64, ge=1, description="size at which the plan log begins a new file")
+    plan_log_segments: int = Field(8, ge=1, description="files of the plan log that are kept")
 
     @field_validator("executor_bind")
     @classmethod

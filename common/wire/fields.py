@@ -118,7 +118,7 @@ class Column:
     """A one-dimensional numpy array, raw little-endian on the wire, at most `max_items` long."""
 
     def __init__(self, dtype: str, max_items: int) -> None:
-        self.dtype: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
+        self.dtype: np.dtype[Any] = np.dtype(f"<{dtype}")
         self.max_items = max_items
         self._empty: NDArray[Any] = np.frombuffer(b"", self.dtype)
 
@@ -126,14 +126,14 @@ class Column:
         array = np.asarray(value)
         if array.ndim != 1 or len(array) > self.max_items:
             raise WireError(f"expected a column of at most {self.max_items} items, got shape {array.shape}")
+        if not len(array):
+            return b""
         if array.dtype != self.dtype:
             array = self._convert(array)
         return array.tobytes()
 
     def _convert(self, array: NDArray[Any]) -> NDArray[Any]:
         """Change the dtype, refusing values that would wrap."""
-        if array.size == 0:
-            return np.empty(0, self.dtype)
         if self.dtype.kind in "iu":
             info = np.iinfo(self.dtype)
             if array.dtype.kind not in "iu" or array.min() < info.min or array.max() > info.max:

@@ -34,9 +34,9 @@ def apply_result(lane: Lane, result: Result) -> tuple[InFlight, Applied]:
     if flight is None or flight.iteration != result.iteration:
         raise LaneError(f"a result of iteration {result.iteration} was not awaited")
     ends = [s for s, chunk in flight.prefills if int(lane.computed[s.slot]) + chunk == int(lane.length[s.slot])]
-    slots = flight.decodes.astype(np.int64)
+    slots = flight.decodes
     if ends:
-        slots = np.concatenate([slots, np.array([s.slot for s in ends], np.int64)])
+        slots = np.concatenate([slots, np.array([s.slot for s in ends])])
     lengths = lane.length[slots]
     _check(lane, slots, lengths, result)
     lane.in_flight = None
@@ -66,13 +66,13 @@ def _check(lane: Lane, slots: NDArray[np.int64], lengths: NDArray[np.int32], res
     # As unsigned numbers the negative ones are the largest.
     if int(result.tokens.view(np.uint32).max()) >= lane.model.vocab_size:
         raise LaneError("a token lies outside the vocabulary")
-    code = int(result.finish.max())
-    if code > max(FinishCode):
-        raise LaneError("an unknown finish code")
     full = lengths + 1 >= lane.max_length[slots]
-    if (full if not code else full & (result.finish == FinishCode.CONTINUE)).any():
+    num_finished = np.count_nonzero(result.finish)
+    if num_finished and int(result.finish.max()) > max(FinishCode):
+        raise LaneError("an unknown finish code")
+    if np.count_nonzero(full & (result.finish == FinishCode.CONTINUE) if num_finished else full):
         raise LaneError("a row went on past its length limit")
-    if code and (~full & (result.finish == FinishCode.LENGTH)).any():
+    if num_finished and np.count_nonzero(~full & (result.finish == FinishCode.LENGTH)):
         raise LaneError("a row ended before its length limit")
 
 
@@ -85,4 +85,4 @@ def _advance_prefills(lane: Lane, flight: InFlight, ends: list[Sequence]) -> Non
     for sequence in ends:
         sequence.prefilling = False
     lane.prefilling = [sequence for sequence in lane.prefilling if sequence.prefilling]
-    lane.decoding = np.concatenate([lane.decoding, np.array([s.slot for s in ends], np.uint16)])
+    lane.decoding = np.concatenate([lane.decoding, np.array([s.slot for s in ends])])

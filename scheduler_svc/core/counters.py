@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -15,16 +16,16 @@ class Histogram:
     """Counts by bucket, filled with whole columns at a time."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = np.array(bounds)
+        self._bounds, self._bounds_array = bounds, np.array(bounds)
         self._counts = np.zeros(len(bounds) + 1, np.int64)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[int(self._bounds.searchsorted(value))] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def observe_all(self, values: NDArray[np.float64]) -> None:
-        self._counts += np.bincount(self._bounds.searchsorted(values), minlength=len(self._counts))
+        self._counts += np.bincount(self._bounds_array.searchsorted(values), minlength=len(self._counts))
         self._sum += float(values.sum())
 
     def cumulative(self) -> tuple[float, ...]:

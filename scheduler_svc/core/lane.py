@@ -26,7 +26,7 @@ class InFlight:
     """What was planned and is not yet acknowledged."""
 
     iteration: int
-    decodes: NDArray[np.uint16]
+    decodes: NDArray[np.int64]
     prefills: list[tuple[Sequence, int]]
     """Sequence and chunk length, in plan order."""
     planned_at: float
@@ -112,7 +112,7 @@ class Lane:
         self.rank = np.zeros(self.seats, np.int32)
         """See `Sequence.rank`."""
         self.free_slots = list(range(self.seats - 1, -1, -1))
-        self.decoding = np.empty(0, np.uint16)
+        self.decoding = np.empty(0, np.int64)
         """Slots whose only uncomputed token is their last one."""
         self.prefilling: list[Sequence] = []
 
@@ -223,7 +223,7 @@ class Lane:
 
     # --- running sequences ---
 
-    def append_blocks(self, slots: NDArray[np.uint16]) -> None:
+    def append_blocks(self, slots: NDArray[np.int64]) -> None:
         """Give each of these slots one more block."""
         blocks = self.pool.allocate(len(slots))
         self.blocks[slots, self.num_blocks[slots]] = blocks

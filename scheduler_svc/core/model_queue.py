@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from scheduler_svc.core.config import Discipline, SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.fair import FairQueue, FairShare
+from scheduler_svc.core.prediction import OutputLengths
 from scheduler_svc.core.sequence import Key, Sequence, WaitReason
 from scheduler_svc.core.wait_clock import BEHIND, WaitClock
 from scheduler_svc.core.waiting_queue import Line, WaitingQueue
 
 LATE = 1e15
-"""Added to the deadlines of those that have just missed theirs: they come after all others of their rank."""
+"""Added to the deadlines of those that will miss theirs: they come after all others of their rank."""
 
 
 class ModelQueue:
@@ -31,12 +32,16 @@ class ModelQueue:
         """Sequences that enter with more tokens are long."""
         self.short, self.long = self._line(), self._line()
         self.clock = WaitClock(counters.waited_s)
+        self.lengths = OutputLengths()
+        """What the model's answers taught."""
+        self.token_s = 0.0
+        """Smoothed seconds from one token of a running sequence to its next."""
         self.num_new = 0
         """Those among the members that never ran."""
         self.last_ticket = 0
         self._timers: list[tuple[float, int, bool, Sequence]] = []
-        """A heap of (when, ticket, whether that is its deadline, sequence): its key changes then, if it still has that
-        ticket and waits."""
+        """A heap of (when, ticket, whether its deadline is out of reach then, sequence): its key changes then, if it
+        still has that ticket and waits."""
         self._classes: Counter[int] = Counter()
         """Priority classes of the live sequences, as asked for."""
         self._ageing = 0.0 if config.discipline is Discipline.FCFS else config.ageing_s
@@ -120,14 +125,20 @@ class ModelQueue:
         order = 0.0
         if self._config.discipline is Discipline.DEADLINE:
             until = sequence.deadline + (self._ageing or math.inf)
-            order = sequence.deadline + (LATE if sequence.deadline <= now < until else 0.0)
+            order = sequence.deadline + (LATE if self._latest_start(sequence) <= now < until else 0.0)
         elif self.share is not None:
             order = self.share.counter(sequence.tenant)
         return (sequence.rank, order, sequence.number)
 
+    def _latest_start(self, sequence: Sequence) -> float:
+        """When a sequence must run to meet its deadline, by the usual length of answers and time of a token."""
+        generated = len(sequence.tokens) - sequence.prompt_length
+        predicted = self.lengths.predict(sequence.tenant, generated, sequence.params.max_tokens)
+        return sequence.deadline - (predicted - generated) * self.token_s
+
     def _watch_deadline(self, sequence: Sequence, now: float) -> None:
-        """Set a timer for when a member is late, then for when it has been so for the time of ageing."""
-        for due in (sequence.deadline, sequence.deadline + self._ageing):
+        """Set a timer for when its deadline is out of reach, then for when it has passed by the time of ageing."""
+        for due in (self._latest_start(sequence), sequence.deadline + self._ageing):
             if now < due:
                 heapq.heappush(self._timers, (due, sequence.ticket, True, sequence))
                 return

@@ -6,6 +6,7 @@ Iteration-level scheduling follows Orca (OSDI'22), chunked prefill beside decode
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.wire import Plan
 from scheduler_svc.core.config import Batching, Preemption, Prefill
@@ -15,8 +16,7 @@ from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.seating import WINDOW, Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
 
-NO_SLOTS = np.empty(0, np.uint16)
-NO_LENGTHS = np.empty(0, np.int32)
+NOBODY = np.empty(0, np.int64)
 
 
 class Planner:
@@ -37,7 +37,7 @@ class Planner:
         self.queue.refresh(self.now)
         if self.config.prefill is Prefill.SEPARATE:
             self._plan_prefills(may_admit=True)
-            decodes = NO_SLOTS
+            decodes = NOBODY
             if not self.chunks:
                 if self._grow_decodes() and not lane.draining:
                     self.queue.blocked(self.queue.head(), WaitReason.KV_BLOCKS, [], self.now)
@@ -61,7 +61,7 @@ class Planner:
             return left
         return self.lane.pace.prefill_tokens(num_decodes, left, self.config.target_itl_ms / 1000)
 
-    def _seal(self, decodes: np.ndarray[tuple[int], np.dtype[np.uint16]]) -> Plan:
+    def _seal(self, decodes: NDArray[np.int64]) -> Plan:
         lane, changes = self.lane, self.lane.changes
         lane.iteration += 1
         prefills = list(self.chunks.items())
@@ -74,9 +74,9 @@ class Planner:
         return Plan(
             epoch=lane.epoch,
             iteration=lane.iteration,
-            decodes=decodes,
-            prefills=np.array([s.slot for s, _ in prefills], np.uint16) if prefills else NO_SLOTS,
-            prefill_lengths=np.array([chunk for _, chunk in prefills], np.int32) if prefills else NO_LENGTHS,
+            decodes=decodes.astype(np.uint16),
+            prefills=np.array([s.slot for s, _ in prefills], np.uint16),
+            prefill_lengths=np.array([chunk for _, chunk in prefills], np.int32),
             new=tuple(changes.new),
             freed=np.array(changes.freed, np.uint16),
             appended_slots=np.array(changes.appended_slots, np.uint16),

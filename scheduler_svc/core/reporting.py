@@ -20,7 +20,7 @@ def token_messages(lane: Lane, result: Result, applied: Applied) -> Iterator[tup
         return
     owners = lane.owner[slots]
     first = int(owners[0])
-    if rows is None and bool((owners == first).all()):
+    if rows is None and not np.count_nonzero(owners != first):
         yield first, Tokens(lane.stream[slots], result.tokens, result.logprobs)
         return
     if rows is None:

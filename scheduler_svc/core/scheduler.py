@@ -9,20 +9,20 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from hashlib import blake2b
 
 import numpy as np
+from numpy.typing import NDArray
 
-from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Retention, Submit
+from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit
 from common.wire.codec import Message
 from scheduler_svc.core.applier import Applied, apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
+from scheduler_svc.core.intake import misfit, sequences_of
 from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.prediction import OutputLengths
 from scheduler_svc.core.reporting import prompt_scores, token_messages
 from scheduler_svc.core.seating import Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
@@ -41,8 +41,6 @@ class Scheduler:
         """By model name; a model stays known when its last executor has gone."""
         self.models: dict[str, ModelCard] = {}
         """The card that each model's latest executor brought."""
-        self.output_lengths: dict[str, OutputLengths] = {}
-        """What each model's answers taught."""
         self.kv_capacity: dict[str, int] = {}
         """Tokens of KV in each model's largest pool; while it has no lane, what it last had."""
         self.outbox: list[tuple[int, Message]] = []
@@ -63,45 +61,17 @@ class Scheduler:
 
     def submit(self, owner: int, request: Submit, now: float) -> None:
         """Accept the `n` sequences of a request, or end each with the reason why not."""
-        streams = range(request.first_stream, request.first_stream + request.n)
         refusal = self._refusal(owner, request, now)
         if refusal is not None:
             self.refuse(owner, request, refusal)
             return
-        prompt = np.array(request.prompt, np.int32)
-        deadline = now + (request.deadline_ms / 1000 or self.config.default_deadline_s)
         queue = self.queues[request.model]
-        for i, stream in enumerate(streams):
-            seed = (request.params.seed + i) % (1 << 64)
-            sequence = Sequence(
-                owner=owner,
-                stream=stream,
-                index=i,
-                request_id=request.request_id,
-                model=request.model,
-                params=replace(request.params, seed=seed) if i else request.params,
-                priority=request.priority,
-                rank=request.priority,
-                number=self._num_submitted,
-                arrived=now,
-                deadline=deadline,
-                tokens=prompt,
-                prompt_length=len(prompt),
-                tenant=request.tenant,
-                salt=self._chain_root(request),
-                retention=Retention(request.retention),
-            )
+        for sequence in sequences_of(owner, request, self._num_submitted, now, self.config):
             self._num_submitted += 1
-            self.live[owner, stream] = sequence
+            self.live[owner, sequence.stream] = sequence
             self.by_request.setdefault(request.request_id, []).append(sequence)
             queue.begin(sequence)
             queue.add(sequence, now)
-
-    def _chain_root(self, request: Submit) -> bytes:
-        """What the request's prefix hashes are chained to: whose roots differ share nothing."""
-        if not self.config.isolate_tenants:
-            return request.salt
-        return blake2b(request.salt, digest_size=16, key=blake2b(request.tenant.encode()).digest()).digest()
 
     def refuse(self, owner: int, request: Submit, answer: Ended) -> None:
         """End every stream of a request with this answer, without accepting it."""
@@ -121,20 +91,7 @@ class Scheduler:
         if sum(other.num_new for other in self.queues.values()) + request.n > self.config.max_waiting:
             wait = min(120, max(1, math.ceil(len(queue) * self._mean_gap_s)))
             return Ended(0, EndReason.QUEUE_FULL, message="the queue is full", retry_after_s=wait)
-        return self._misfit(request, self.models[request.model], self.kv_capacity[request.model])
-
-    @staticmethod
-    def _misfit(request: Submit, model: ModelCard, kv_tokens: int) -> Ended | None:
-        length = len(request.prompt) + request.params.max_tokens
-        text = ""
-        if length > model.max_model_len:
-            text = f"prompt and max_tokens make {length} tokens, the model's context holds {model.max_model_len}"
-        elif length - 1 > kv_tokens:
-            text = f"prompt and max_tokens need KV for {length - 1} tokens, the largest pool holds {kv_tokens}"
-        elif int(request.prompt.min()) < 0 or int(request.prompt.max()) >= model.vocab_size:
-            text = "a prompt token lies outside the vocabulary"
-        elif request.params.max_tokens < 1:
-            text = "max_tokens must be at least 1"
+        text = misfit(request, self.models[request.model], self.kv_capacity[request.model])
         return Ended(0, EndReason.REJECTED, message=text) if text else None
 
     def abort(self, owner: int, streams: Iterable[int], now: float) -> None:
@@ -199,7 +156,6 @@ class Scheduler:
         self.models[model.name] = model
         self._measure_capacity(model.name)
         self._vacant_since.pop(model.name, None)
-        self.output_lengths.setdefault(model.name, OutputLengths())
         queue = self.queues.setdefault(model.name, ModelQueue(self.config, self.counters))
         queue.long_threshold = self.config.long_threshold(min(o.token_budget for o in self.lanes_of(model.name)))
         for sequence in list(queue):
@@ -214,7 +170,7 @@ class Scheduler:
             if cards_fit(self.models, model):
                 return
             if vacant != model.name and not len(self.queues[vacant]):
-                for table in (self.models, self.queues, self.output_lengths, self.kv_capacity, self._vacant_since):
+                for table in (self.models, self.queues, self.kv_capacity, self._vacant_since):
                     del table[vacant]
         if not cards_fit(self.models, model):
             raise AttachError("the models served make too many or too large cards for one more")
@@ -246,12 +202,14 @@ class Scheduler:
             self._end(sequence, EndReason.FAILED, now, "the model was replaced by one that cannot hold this request")
 
     def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
-        """Close a lane. Its sequences wait again with their tokens; `guilty` slots end with an error.
+        """Close a lane, which is lost where there is a `reason`. Its sequences wait again with their tokens; `guilty`
+        slots end with an error.
 
         Who was in a lost iteration gets a strike. From the second on they are suspects, of whom the planner runs one at
         a time on a lane: the harmless ones clear themselves with their next token, the guilty one ends alone.
         """
         del self.lanes[lane.epoch]
+        self.counters.lanes_lost += bool(reason)
         flight, lane.in_flight = lane.in_flight, None
         blamed = {lane.occupant[slot] for slot in guilty if slot < lane.seats}
         members = self._members(lane, flight)
@@ -337,7 +295,7 @@ class Scheduler:
             self.drain(lane, now)
         peers = [other for other in self._admitting(model) if other is not lane]
         queue = self.queues[model]
-        seating = Seating(lane, peers, queue, self.output_lengths[model], now)
+        seating = Seating(lane, peers, queue, now)
         return Planner(lane, queue, seating, self.counters, now).build()
 
     def apply(self, lane: Lane, result: Result, now: float) -> None:
@@ -352,7 +310,7 @@ class Scheduler:
         self.outbox.extend(prompt_scores(lane, result))
         for sequence, code in applied.finished:
             self.counters.e2e_latency.observe(now - sequence.arrived)
-            self.output_lengths[sequence.model].observe(sequence.tenant, sequence.num_generated)
+            self.queues[sequence.model].lengths.observe(sequence.tenant, sequence.num_generated)
             self._end(sequence, EndReason(code), now)
         for sequence in flight.deferred:
             lane.release(sequence)
@@ -365,14 +323,22 @@ class Scheduler:
         counters.iterations += 1
         counters.generation_tokens += len(applied.slots)
         counters.iteration_tokens.observe(flight.num_tokens)
-        before = lane.last_token_at[applied.slots]
-        counters.inter_token_latency.observe_all(now - before[before >= 0])
-        lane.last_token_at[applied.slots] = now
+        self._observe_gaps(lane, applied.slots, now)
         num_decodes, seconds = len(flight.decodes), now - flight.planned_at
         lane.pace.observe(num_decodes, flight.num_tokens - num_decodes, seconds, fit=self.config.target_itl_ms > 0)
-        share = self.queues[lane.model.name].share
-        if share is not None and len(applied.slots):
-            share.charge_generated(lane.tenant[applied.slots])
+        queue = self.queues[lane.model.name]
+        queue.token_s = lane.pace.mean_s
+        if queue.share is not None and len(applied.slots):
+            queue.share.charge_generated(lane.tenant[applied.slots])
+
+    def _observe_gaps(self, lane: Lane, slots: NDArray[np.int64], now: float) -> None:
+        """Times between tokens; mostly all rows had their last one at the same time."""
+        before = lane.last_token_at[slots]
+        lane.last_token_at[slots] = now
+        if len(slots) and before[0] >= 0 and not np.count_nonzero(before != before[0]):
+            self.counters.inter_token_latency.observe(now - float(before[0]), len(slots))
+        else:
+            self.counters.inter_token_latency.observe_all(now - before[before >= 0])
 
     def _note_drain_rate(self, count: int, now: float) -> None:
         """Endings count only while others wait: an idle service drains nothing."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from scheduler_svc.core.admission import Gate
 from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.model_queue import ModelQueue
-from scheduler_svc.core.prediction import OutputLengths
 from scheduler_svc.core.sequence import Sequence, WaitReason
 
 WINDOW = 32
@@ -20,9 +19,9 @@ PATIENCE = 4.0
 class Seating:
     """One lane's view of the queue at one plan. `peers` are the other lanes that take sequences from it."""
 
-    def __init__(self, lane: Lane, peers: list[Lane], queue: ModelQueue, lengths: OutputLengths, now: float) -> None:
-        self._lane, self._peers, self._queue, self._lengths, self._now = lane, peers, queue, lengths, now
-        self._gate = Gate(lane, lengths)
+    def __init__(self, lane: Lane, peers: list[Lane], queue: ModelQueue, now: float) -> None:
+        self._lane, self._peers, self._queue, self._now = lane, peers, queue, now
+        self._gate = Gate(lane, queue.lengths)
 
     def passed_over(self, sequence: Sequence) -> bool:
         """Whether those behind may come first: it is too large for this lane, a suspect beside another, or another
@@ -85,7 +84,7 @@ class Seating:
             patience = max(MIN_PATIENCE_S, PATIENCE * peer.pace.mean_s)
             if self._now - max(peer.in_flight.planned_at, sequence.arrived) > patience:
                 return False
-        return Gate(peer, self._lengths).blocked_by(sequence, []) is WaitReason.NONE
+        return Gate(peer, self._queue.lengths).blocked_by(sequence, []) is WaitReason.NONE
 
     # --- preemption by rank ---
 

@@ -40,17 +40,19 @@ class WaitClock:
 
     def leave(self, sequence: Sequence, now: float) -> None:
         """Add the time of this stay to `sequence.waited`."""
+        self._advance(now)
         sequence.waited = self.waited(sequence, now)
         del self._entered[sequence.number]
         self._own.pop(sequence.number, None)
 
     def waited(self, sequence: Sequence, now: float) -> dict[WaitReason, float]:
         """Seconds that a member has waited, by reason."""
-        self._advance(now)
         waited, before = dict(sequence.waited), self._entered[sequence.number]
         for reason, total in self._totals.items():
             if total != before[reason]:
                 waited[reason] = waited.get(reason, 0.0) + total - before[reason]
+        reason = self.why(sequence)
+        waited[reason] = waited.get(reason, 0.0) + max(0.0, now - self._now)
         return {reason: seconds for reason, seconds in waited.items() if seconds > 0}
 
     def set(self, shared: WaitReason, own: Iterable[tuple[Sequence, WaitReason]], now: float) -> None:

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ from deploy.local import ROOT, LocalServices, Process
 from executor_svc.fake import FakeExecutor
 from executor_svc.fake_model import card_from_folder, readable_tokens
 from executor_svc.script import Script
+from scheduler_svc.plan_log.reader import rows
 
 MODEL = Path(os.environ.get("GILIR_TEST_MODEL") or ROOT / "executor_svc" / "default_model")
 PATIENCE_S = 60.0
@@ -107,9 +109,14 @@ class Stack:
                     yield json.loads(line.removeprefix("data: "))
             assert done, "the stream did not close with [DONE]"
 
-    def plan_records(self) -> list[dict[str, object]]:
+    def plan_records(self) -> list[dict[str, Any]]:
         """The plan log so far."""
-        return [json.loads(line) for line in self.services.plan_log.read_text().splitlines() if line.endswith("}")]
+        return list(rows(self.services.plan_log))
+
+    def planned_requests(self) -> set[str]:
+        """Sequences that the plan log has seen in an iteration."""
+        records = [record for record in self.plan_records() if "decodes" in record]
+        return {row[1] for record in records for row in [*record["decodes"], *record["prefills"]]}
 
     def stop(self) -> dict[str, int]:
         for fake in self.fakes:

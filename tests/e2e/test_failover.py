@@ -42,9 +42,10 @@ def test_a_stream_moves_to_the_other_of_two_real_executors(start: Callable[..., 
     both = {name: stack.real(name, "--max-num-seqs", "4") for name in ("one", "two")}
     stack.ready()
     stack.until(lambda: stack.metric("gilir_lanes") == 2, "both executors")
-    undisturbed = stack.text(PROMPT, 60)
-    events = stack.stream(PROMPT, 60)
+    undisturbed = stack.text(PROMPT, 120)
+    events = stack.stream(PROMPT, 120)
     begun = [next(events) for _ in range(5)]
+    stack.until(lambda: len(stack.planned_requests()) == 2, "the stream in the plan log")
     running_on = str(stack.plan_records()[-1]["lane"])
     both[running_on].kill()
     stack.services.processes.remove(both[running_on])
