@@ -201,34 +201,6 @@ def test_what_comes_back_from_the_host_is_shared_only_when_its_iteration_is_back
     assert whole(low, later)
 
 
-def test_a_prefix_is_shared_only_after_the_iteration_that_wrote_it_is_back() -> None:
-    world = World()
-    lane = world.attach()
-    prompt = [3 + i % 30 for i in range(14)]
-    burst = [world.submit(prompt, 2)[0] for _ in range(8)]
-    world.turn()
-    assert all(item.computed == 0 for item in world.plans[-1].new)
-    world.deliver(lane)
-    world.run()
-    (later,) = world.submit(prompt, 2)
-    world.run()
-    assert later.ended is not None and later.ended.cached_tokens == 12
-    assert all(served(stream) for stream in burst)
-
-
-def test_a_lost_iteration_publishes_nothing() -> None:
-    world = World()
-    prompt = [3 + i % 30 for i in range(14)]
-    lane = world.attach()
-    world.submit(prompt, 2)
-    world.turn()
-    world.lose(lane)
-    world.attach()
-    world.turn()
-    assert world.plans[-1].new[0].computed == 0
-    world.run()
-
-
 # --- none ---
 
 
