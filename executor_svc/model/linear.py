@@ -26,7 +26,7 @@ class RowTiling(Enum):
     """At most `ROW_TILE`: oneDNN has another bf16 kernel, and so another rounding, for more."""
     PADDED = auto()
     """Exactly `ROW_TILE` (fp32: `FP32_ROW_TILE`), filled up with zeros, so that one kernel runs. Seen to keep rows
-    apart in fp16, and in fp32 in MKL's COMPATIBLE branch and with no branch set; not in its AVX2 branch without STRICT."""
+    apart in fp16, and in fp32 in MKL's COMPATIBLE branch and with no branch set; not in AVX2 without STRICT."""
 
 
 _settled: dict[tuple[torch.dtype, int, int, bool], RowTiling] = {}
