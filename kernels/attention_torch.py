@@ -174,7 +174,7 @@ def _bmm(rows: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor) -> torch
     """out[N, M, L] = rows[N, M, K] matrices[N, K, L], each row by the same routine whatever M is."""
     if not ROW_TILE or rows.shape[1] <= ROW_TILE:
         return torch.bmm(rows, matrices, out=out)
-    for part, target in zip(rows.split(ROW_TILE, 1), out.split(ROW_TILE, 1), strict=True):
+    for part, target in zip(torch.split(rows, ROW_TILE, 1), torch.split(out, ROW_TILE, 1), strict=True):
         target.copy_(torch.bmm(part.contiguous(), matrices))
     return out
 

@@ -56,7 +56,8 @@ class Gate:
         return self._lane.pool.fits(self._lane.num_blocks_at_admission(sequence))
 
     def _fits_paged(self, sequence: Sequence, hit: list[int], without: Collection[Sequence]) -> bool:
-        """Its first own decode must find a block, a running decode may soon need one each, and the peak must fit."""
+        """Its first decode must find a block, so must those of the prefills under way, a running decode may soon need
+        one each, and the peak must fit."""
         lane = self._lane
         available = lane.pool.num_available - lane.pool.num_evictable(hit)
         if without:
@@ -66,15 +67,23 @@ class Gate:
                 lane.pool.num_releasable(b for b in lane.table(s.slot) if b not in shared) for s in without
             )
         num_others = lane.num_running - len(without)
-        headroom = 0
-        if num_others:
-            headroom = max(lane.watermark_blocks, len(lane.decoding) - sum(not s.prefilling for s in without))
         length = min(len(sequence.tokens) + 1, sequence.max_length - 1)
-        if lane.num_blocks_for(length) - len(hit) + headroom > available:
+        spare = available + len(hit) - lane.num_blocks_for(length)
+        soon = len(lane.decoding) - sum(not s.prefilling for s in without)
+        if spare < max(soon, lane.watermark_blocks if num_others else 0):
+            return False
+        if spare < soon + len(lane.prefilling) and spare < soon + self._num_first_blocks(without):
             return False
         if not num_others or self._admission is Admission.IMMEDIATE:
             return True
         return self._later_need_fits(sequence, hit, without, available)
+
+    def _num_first_blocks(self, without: Collection[Sequence]) -> int:
+        """Blocks that the prefills under way do not hold yet, and will need for their first decodes."""
+        lane = self._lane
+        slots = [sequence.slot for sequence in lane.prefilling if sequence not in without]
+        lengths = np.minimum(lane.length[slots] + 1, lane.max_length[slots] - 1)
+        return int((lengths > lane.num_blocks[slots] * lane.block_size).sum())
 
     def _later_need_fits(
         self, sequence: Sequence, hit: list[int], without: Collection[Sequence], available: int

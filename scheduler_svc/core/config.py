@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -64,7 +65,7 @@ class Discipline(StrEnum):
     FAIR = "fair"
     """The tenant that was served least comes first (virtual token counter, VTC, OSDI'24)."""
     DEADLINE = "deadline"
-    """Earliest deadline first; who has missed it comes after those who can still meet theirs."""
+    """Earliest deadline first; who has missed it comes after those who can still meet theirs, until it has aged."""
 
 
 class Admission(StrEnum):
@@ -101,7 +102,7 @@ class SchedulerConfig:
     """Most prompt tokens of one sequence in one iteration; 0: the token budget alone bounds it."""
     long_prefill_threshold: int = 0
     """Prompts with more tokens than this are *long*: one at a time is prefilled, and short ones pass it. 0: a quarter
-    of the smallest token budget among the lanes."""
+    of the smallest token budget among the lanes. Without chunked prefill none is: it could not share an iteration."""
     target_itl_ms: float = 0.0
     """Prefill rides along with decodes as far as iterations stay within this time, by what they took so far; 0: off."""
     watermark: float = 0.01
@@ -112,7 +113,8 @@ class SchedulerConfig:
     """Prefixes are shared within a tenant only."""
 
     ageing_s: float = 30.0
-    """Seconds of waiting that lift a sequence by one class, up to the best class there is; 0: never. Not for `fcfs`."""
+    """Seconds of waiting that lift a sequence by one class, up to the best class there is; 0: never. Not for `fcfs`.
+    Under `deadline`, who has missed theirs by so much goes before all others of its class."""
     tenant_weights: dict[str, float] = field(default_factory=dict)
     """Shares of tenants under `fair`; 1 where none is given."""
     output_token_weight: float = 2.0
@@ -128,4 +130,7 @@ class SchedulerConfig:
     """A sequence whose plans were lost this often, without progress in between, ends with an error."""
 
     def long_threshold(self, token_budget: int) -> int:
+        """Most tokens of a prompt that is not long."""
+        if not self.chunked_prefill:
+            return sys.maxsize
         return self.long_prefill_threshold or max(1, token_budget // 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ from scheduler_svc.core.wait_clock import BEHIND, WaitClock
 from scheduler_svc.core.waiting_queue import Line, WaitingQueue
 
 LATE = 1e15
-"""Added to the deadlines of those that will miss theirs: they come after all others of their rank."""
+"""Added to the deadlines of those that will miss theirs, or just have: they come after all others of their rank."""
 
 
 class ModelQueue:
@@ -42,7 +43,7 @@ class ModelQueue:
         """A heap of (when, ticket, whether its deadline is out of reach then, sequence): its key changes then, if it
         still has that ticket and waits."""
         self._classes: Counter[int] = Counter()
-        """Priority classes of the members, as asked for."""
+        """Priority classes of the live sequences, as asked for."""
         self._ageing = 0.0 if config.discipline is Discipline.FCFS else config.ageing_s
 
     def _line(self) -> Line:
@@ -60,31 +61,39 @@ class ModelQueue:
 
     # --- membership ---
 
+    def begin(self, sequence: Sequence) -> None:
+        """A sequence came to life."""
+        self._classes[sequence.priority] += 1
+        if self.share is not None:
+            self.share.begin(sequence.tenant)
+
+    def end(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        self._classes[sequence.priority] -= 1
+        if not self._classes[sequence.priority]:
+            del self._classes[sequence.priority]
+        if self.share is not None:
+            self.share.end(sequence.tenant)
+
     def add(self, sequence: Sequence, now: float) -> None:
         """A sequence begins to wait, or waits again."""
         self.last_ticket += 1
         sequence.ticket = self.last_ticket
         sequence.is_long = len(sequence.tokens) > self.long_threshold
         sequence.key = self._key(sequence, now)
-        self._classes[sequence.priority] += 1
         self.clock.enter(sequence, now)
         if self.share is not None:
             self.share.enter(sequence.tenant)
         if self._ageing:
             heapq.heappush(self._timers, (now + self._ageing, sequence.ticket, False, sequence))
         if self._config.discipline is Discipline.DEADLINE:
-            latest = self._latest_start(sequence)
-            if now < latest:
-                heapq.heappush(self._timers, (latest, sequence.ticket, True, sequence))
+            self._watch_deadline(sequence, now)
         self.put_back(sequence)
 
     def remove(self, sequence: Sequence, now: float) -> None:
         """A member waits no more."""
         self.set_aside(sequence)
         self.clock.leave(sequence, now)
-        self._classes[sequence.priority] -= 1
-        if not self._classes[sequence.priority]:
-            del self._classes[sequence.priority]
         if self.share is not None:
             self.share.leave(sequence.tenant)
 
@@ -115,7 +124,9 @@ class ModelQueue:
     def _key(self, sequence: Sequence, now: float) -> Key:
         order = 0.0
         if self._config.discipline is Discipline.DEADLINE:
-            order = sequence.deadline if now < self._latest_start(sequence) else sequence.deadline + LATE
+            until = sequence.deadline + (self._ageing or math.inf)
+            is_late = self._latest_start(sequence) <= now < until
+            order = sequence.deadline + (LATE if is_late else 0.0)
         elif self.share is not None:
             order = self.share.counter(sequence.tenant)
         return (sequence.rank, order, sequence.number)
@@ -126,13 +137,22 @@ class ModelQueue:
         predicted = self.lengths.predict(sequence.tenant, generated, sequence.params.max_tokens)
         return sequence.deadline - (predicted - generated) * self.token_s
 
+    def _watch_deadline(self, sequence: Sequence, now: float) -> None:
+        """Set a timer for when a deadline is out of reach, then for when it has passed by the time of ageing."""
+        for due in (self._latest_start(sequence), sequence.deadline + self._ageing):
+            if now < due:
+                heapq.heappush(self._timers, (due, sequence.ticket, True, sequence))
+                return
+
     def refresh(self, now: float) -> None:
-        """Lift those that have waited long, and demote those that are late."""
+        """Lift those that have waited long, and demote those that are late, for a while."""
         while self._timers and self._timers[0][0] <= now:
             _, ticket, is_deadline, sequence = heapq.heappop(self._timers)
             if sequence.ticket != ticket or sequence not in self:
                 continue
-            if not is_deadline:
+            if is_deadline:
+                self._watch_deadline(sequence, now)
+            else:
                 heapq.heappush(self._timers, (now + self._ageing, ticket, False, sequence))
                 if sequence.rank <= min(self._classes):
                     continue

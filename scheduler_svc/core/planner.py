@@ -39,7 +39,8 @@ class Planner:
             self._plan_prefills(may_admit=True)
             decodes = NOBODY
             if not self.chunks:
-                self._grow_decodes()
+                if self._grow_decodes() and not lane.draining:
+                    self.queue.blocked(self.queue.head(), WaitReason.KV_BLOCKS, [], self.now)
                 decodes = lane.decoding
         else:
             preempted = self._grow_decodes()
@@ -53,6 +54,8 @@ class Planner:
 
     def _prefill_beside(self, num_decodes: int) -> int:
         """Prefill tokens that may ride along with so many decodes."""
+        if self.config.prefill is Prefill.SEPARATE:
+            return self.lane.token_budget
         left = self.lane.token_budget - num_decodes
         if not self.config.target_itl_ms or not num_decodes or left <= 0:
             return left
@@ -112,6 +115,7 @@ class Planner:
         swapped = self.config.preemption is Preemption.SWAP and lane.swap_out(victim)
         self.counters.recomputed_tokens += 0 if swapped else int(lane.computed[victim.slot])
         lane.release(victim)
+        self.prefill_budget = self._prefill_beside(len(lane.decoding))
         victim.state = State.WAITING
         victim.num_preemptions += 1
         self.counters.preemptions += 1

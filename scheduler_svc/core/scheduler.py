@@ -70,8 +70,7 @@ class Scheduler:
             self._num_submitted += 1
             self.live[owner, sequence.stream] = sequence
             self.by_request.setdefault(request.request_id, []).append(sequence)
-            if queue.share is not None:
-                queue.share.begin(sequence.tenant)
+            queue.begin(sequence)
             queue.add(sequence, now)
 
     def refuse(self, owner: int, request: Submit, answer: Ended) -> None:
@@ -130,8 +129,7 @@ class Scheduler:
         else:
             lane.release(sequence)
             sequence.state = State.FINISHED
-        if queue.share is not None:
-            queue.share.end(sequence.tenant)
+        queue.end(sequence)
         del self.live[sequence.owner, sequence.stream]
         siblings = self.by_request[sequence.request_id]
         siblings.remove(sequence)
@@ -276,7 +274,9 @@ class Scheduler:
         self._end_too_large(model, now)
 
     def expire(self, now: float) -> float | None:
-        """End what has waited out the hold time. Returns when to call again, or None."""
+        """End what has waited out the hold time, and count how long all wait. Returns when to call again, or None."""
+        for queue in self.queues.values():
+            queue.clock.advance(now)
         due = None
         for model, since in self._vacant_since.items():
             until = since + self.config.hold_s

@@ -35,12 +35,12 @@ class WaitClock:
         return len(self._entered)
 
     def enter(self, sequence: Sequence, now: float) -> None:
-        self._advance(now)
+        self.advance(now)
         self._entered[sequence.number] = self._totals.copy()
 
     def leave(self, sequence: Sequence, now: float) -> None:
         """Add the time of this stay to `sequence.waited`."""
-        self._advance(now)
+        self.advance(now)
         sequence.waited = self.waited(sequence, now)
         del self._entered[sequence.number]
         self._own.pop(sequence.number, None)
@@ -57,7 +57,7 @@ class WaitClock:
 
     def set(self, shared: WaitReason, own: Iterable[tuple[Sequence, WaitReason]], now: float) -> None:
         """What the members wait for from now on."""
-        self._advance(now)
+        self.advance(now)
         self.shared = shared
         self._own = {sequence.number: (sequence, reason) for sequence, reason in own if reason is not shared}
 
@@ -71,7 +71,8 @@ class WaitClock:
         counts[self.shared] += len(self._entered) - len(self._own)
         return +counts
 
-    def _advance(self, now: float) -> None:
+    def advance(self, now: float) -> None:
+        """Count the time that has passed."""
         passed, self._now = now - self._now, now
         if passed <= 0 or not self._entered:
             return

@@ -94,8 +94,8 @@ class Row:
     computed: int
     blocks: list[int]
     params: SamplingParams
-    num_admitted: int
-    """Tokens that were known when it was admitted: what its prefill computes."""
+    decodes: bool = False
+    """Whether it has sampled since it was admitted."""
     finished: bool = False
     scored: int = 0
     """Prompt positions below this have been scored."""
@@ -174,7 +174,6 @@ class ModelExecutor:
             new.computed,
             shared,
             new.params,
-            len(tokens),
         )
         self.rows[new.slot] = row
         missed = new.params.prompt_logprobs >= 0 and new.computed and not swapped_in & set(blocks)
@@ -208,11 +207,8 @@ class ModelExecutor:
             assert not decodes or not prefills, "decodes beside prefills"
             if prefills:
                 return
-        started = [s for s, row in self.rows.items() if row.left == 1 and row.computed and not row.finished]
-        for slot in started:
-            row = self.rows[slot]
-            if row.computed >= row.num_admitted and slot not in prefills:
-                assert slot in decodes, f"the decode in slot {slot} was left out"
+        started = [slot for slot, row in self.rows.items() if row.decodes and not row.finished]
+        assert sorted(started) == sorted(decodes), "a decode was left out, or begins with a prefill"
 
     def _compute(self, slot: int, count: int) -> list[PromptLogprobs]:
         row, size = self.rows[slot], self.limits.block_size
@@ -253,6 +249,7 @@ class ModelExecutor:
             row.tokens.append(token)
             row.states.append(next_state(row.states[-1], token))
             code = finish_code(token, len(row.tokens), row.prompt_length, self.model, row.params)
+            row.decodes = True
             row.finished = code is not FinishCode.CONTINUE
             tokens.append(token)
             codes.append(code)

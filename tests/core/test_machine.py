@@ -6,13 +6,12 @@ import os
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from common.wire import FinishCode, ModelCard, Result, Retention
+from common.wire import ModelCard, Retention
 from scheduler_svc.core import AttachError, Lane, LaneError, SchedulerConfig
 from scheduler_svc.core.config import (
     Admission,
@@ -24,6 +23,7 @@ from scheduler_svc.core.config import (
     Prefill,
 )
 from tests.core.model_executor import card
+from tests.core.nonsense import SPOILS, snapshot, spoil
 from tests.core.world import Stream, World
 
 DEBUG = os.environ.get("HYPOTHESIS_PROFILE") == "debug"
@@ -32,7 +32,6 @@ BASES = [[2 + (i * step + i // 5) % 38 for i in range(40)] for step in (3, 7)]
 """Prompts are beginnings of these, so that prefixes are shared."""
 MODELS = {"m": card(b"weights", name="m"), "n": card(b"others", name="n", max_len=30)}
 Pool = tuple[int, int, int]
-SPOILS = ["stale", "early", "short", "long", "token", "negative", "code", "on", "off"]
 
 configs = st.builds(
     SchedulerConfig,
@@ -242,47 +241,6 @@ class StormyMachine(CalmMachine):
         self.world.now += seconds
         self.world.scheduler.expire(self.world.now)
         self.world.read_outbox(None)
-
-
-def spoil(lane: Lane, result: Result, kind: str) -> Result | None:
-    """A result that is wrong in one way; None where it cannot be."""
-    tokens, finish = result.tokens.copy(), result.finish.copy()
-    match kind:
-        case "stale":
-            return replace(result, iteration=result.iteration - 1)
-        case "early":
-            return replace(result, iteration=result.iteration + 1)
-        case "short" if len(tokens):
-            return replace(result, tokens=tokens[:-1], finish=finish[:-1])
-        case "long":
-            return replace(result, tokens=np.append(tokens, np.int32(3)), finish=np.append(finish, np.uint8(0)))
-        case "token" | "negative" if len(tokens):
-            tokens[-1] = lane.model.vocab_size if kind == "token" else -1
-            return replace(result, tokens=tokens)
-        case "code" if len(tokens):
-            finish[0] = 9
-            return replace(result, finish=finish)
-        case "on" if FinishCode.LENGTH in finish:
-            finish[finish == FinishCode.LENGTH] = FinishCode.CONTINUE
-            return replace(result, finish=finish)
-        case "off" if FinishCode.CONTINUE in finish:
-            finish[finish == FinishCode.CONTINUE] = FinishCode.LENGTH
-            return replace(result, finish=finish)
-    return None
-
-
-def snapshot(lane: Lane) -> tuple[object, ...]:
-    columns = (lane.tokens, lane.blocks, lane.length, lane.computed, lane.num_blocks, lane.decoding)
-    return (
-        lane.in_flight,
-        lane.iteration,
-        [column.tobytes() for column in columns],
-        list(lane.occupant),
-        list(lane.free_slots),
-        list(lane.prefilling),
-        lane.pool.num_available,
-        lane.pool.num_cached,
-    )
 
 
 TestCalm = CalmMachine.TestCase

@@ -24,8 +24,8 @@ from common.wire import (
     encode,
 )
 from scheduler_svc.core import Lane, Scheduler, SchedulerConfig, Sequence, State, WaitReason
-from scheduler_svc.core.config import Admission, Batching, Preemption, Prefill
-from scheduler_svc.core.seating import WINDOW
+from scheduler_svc.core.config import Admission, Prefill
+from tests.core.checks import check_full, check_mirror, check_reasons, check_seated, check_tokens, check_waited
 from tests.core.model_executor import ModelExecutor, card, solo_answer
 
 SERVED = (EndReason.EOS, EndReason.STOP_TOKEN, EndReason.LENGTH)
@@ -49,6 +49,8 @@ class Stream:
     code: FinishCode = FinishCode.CONTINUE
     scored: set[int] = field(default_factory=set)
     """Prompt positions whose logprobs have come."""
+    waited: dict[WaitReason, float] = field(default_factory=dict)
+    """Seconds in the queue, by reason."""
 
     def __repr__(self) -> str:
         return f"stream {self.owner}/{self.number}"
@@ -97,14 +99,35 @@ class World:
     def __init__(self, config: SchedulerConfig | None = None, **changes: Any) -> None:
         self.config = config or SchedulerConfig(**{"admission": Admission.IMMEDIATE, **changes})
         self.scheduler = Scheduler(self.config)
-        self.now = 100.0
+        self._now = 100.0
         self.executors: dict[int, ModelExecutor] = {}
         self.out: dict[int, Outing] = {}
         self.streams: dict[tuple[int, int], Stream] = {}
         self.plans: list[Plan] = []
         self.closed: set[int] = set()
         """Epochs whose lanes held members of a batch before the plan in flight."""
+        self.open: set[tuple[int, int]] = set()
+        """Streams that may still be live."""
+        self.waited = dict.fromkeys(WaitReason, 0.0)
+        """Seconds of all streams in queues, by reason."""
+        self.num_checks = 0
+        self.leaving: set[int] = set()
+        """Epochs of lanes that are to be drained at their next plan."""
         self._num_streams = 0
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        """Time passes, for each that waits by its reason."""
+        passed, self._now = now - self._now, now
+        for key, sequence in self.scheduler.live.items():
+            if sequence.state is State.WAITING:
+                waited, reason = self.streams[key].waited, self.scheduler.why(sequence)
+                waited[reason] = waited.get(reason, 0.0) + passed
+                self.waited[reason] += passed
 
     # --- clients ---
 
@@ -137,6 +160,7 @@ class World:
             own = SamplingParams(max_tokens, **{"temperature": 0.0, **params, "seed": seed})
             streams.append(Stream(owner, first + i, prompt, own))
             self.streams[owner, first + i] = streams[-1]
+            self.open.add((owner, first + i))
         decoded = decode(encode(request))
         assert isinstance(decoded, Submit)
         self.scheduler.submit(owner, decoded, self.now)
@@ -219,6 +243,7 @@ class World:
     def plan(self, lane: Lane) -> Plan | None:
         """Plan an idle lane and let its executor run the plan; the result waits for `deliver`."""
         (self.closed.add if lane.num_running else self.closed.discard)(lane.epoch)
+        self.leaving.discard(lane.epoch)
         plan = self.scheduler.plan(lane, self.now)
         self.read_outbox(None)
         if plan is None:
@@ -234,6 +259,8 @@ class World:
         result = self.executors[lane.epoch].run(received)
         self.out[lane.epoch] = Outing(received, result, lane.pool.num_available, list(lane.free_slots))
         self.plans.append(received)
+        check_mirror(self, lane)
+        check_seated(self, lane)
         return received
 
     def deliver(self, lane: Lane) -> None:
@@ -255,12 +282,12 @@ class World:
             if lane.epoch in self.out:
                 continue
             preemptions = self.scheduler.counters.preemptions
-            if self.plan(lane) is not None:
-                if not lane.draining and self.scheduler.counters.preemptions == preemptions:
-                    self._check_lane_is_full(lane)
-            elif lane.draining and not lane.num_running:
+            plan = self.plan(lane)
+            if not lane.draining:
+                check_full(self, lane, plan, preempted=self.scheduler.counters.preemptions > preemptions)
+            elif plan is None:
                 self.lose(lane)
-        self._check_reasons()
+        check_reasons(self)
         return bool(self.out)
 
     def iterate(self) -> bool:
@@ -273,20 +300,38 @@ class World:
         return True
 
     def run(self, max_iterations: int = 500) -> int:
-        """Iterate until nothing is left to do; returns the number of iterations."""
+        """Iterate until nothing is left to do; returns the number of iterations.
+
+        Progress: no more iterations pass without a generated token than there are known tokens to compute.
+        """
+        generated, last = self.scheduler.counters.generation_tokens, 0
         for count in range(max_iterations):
             if not self.iterate():
                 return count
             self.check()
+            if self.scheduler.counters.generation_tokens > generated:
+                generated, last = self.scheduler.counters.generation_tokens, count
+            known = sum(sequence.num_tokens for sequence in self.scheduler.live.values())
+            assert count - last <= 2 * known, "iterations bring no token"
         raise AssertionError(f"still at work after {max_iterations} iterations")
+
+    def leave(self, lane: Lane) -> None:
+        """An executor says that it wants to go; the core hears it at the lane's next plan."""
+        self.scheduler.leave(lane)
+        self.leaving.add(lane.epoch)
+
+    def drain(self, lane: Lane) -> None:
+        self.leaving.discard(lane.epoch)
+        self.scheduler.drain(lane, self.now)
+        self.read_outbox(None)
 
     # --- checks ---
 
     def check(self) -> None:
+        """All that holds at any time, see DESIGN section 4."""
         self.scheduler.check_invariants()
-        for stream in self.streams.values():
-            live = (stream.owner, stream.number) in self.scheduler.live
-            assert live == (stream.accepted and not stream.over), f"stream {stream.number} is lost"
+        check_tokens(self)
+        check_waited(self)
         for lane in self.lanes:
             assert (lane.in_flight is not None) == (lane.epoch in self.out)
             if lane.in_flight is not None:
@@ -299,7 +344,7 @@ class World:
         assert not any(len(queue) for queue in self.scheduler.queues.values())
         assert all(stream.over for stream in self.streams.values())
         for lane in self.lanes:
-            assert not lane.num_running and not lane.pool.num_referenced
+            assert not lane.num_running and not lane.pool.num_referenced and not lane.host.num_held
             assert sorted(lane.free_slots) == list(range(lane.seats))
 
     def waiting(self, model: str = "m") -> list[Sequence]:
@@ -317,75 +362,3 @@ class World:
         """Stream numbers in the iteration that is in flight, decodes first."""
         plan = self.out[lane.epoch].plan
         return [int(lane.stream[slot]) for slot in [*plan.decodes.tolist(), *plan.prefills.tolist()]]
-
-    def _check_reasons(self) -> None:
-        """After a turn: whoever waits does so for a named reason, and beside a lane that is at work."""
-        for model in self.scheduler.queues:
-            waiting, lanes = self.waiting(model), self.scheduler.lanes_of(model)
-            admitting = [lane for lane in lanes if not lane.draining]
-            for sequence in waiting:
-                reason = self.scheduler.why(sequence)
-                assert reason is not WaitReason.NONE
-                assert (reason is WaitReason.NO_EXECUTOR) == (not lanes)
-                assert (reason is WaitReason.PAUSED) == (bool(lanes) and not admitting)
-            if waiting and admitting:
-                assert any(lane.epoch in self.out for lane in admitting), "somebody waits and no lane is at work"
-
-    def _check_lane_is_full(self, lane: Lane) -> None:
-        """Work conservation: the next sequence in order has no place in the plan that was just made."""
-        if self.config.batching is Batching.REQUEST and lane.epoch in self.closed:
-            return
-        plan = self.out[lane.epoch].plan
-        longs = [sequence.rank for sequence in lane.prefilling if sequence.is_long]
-        whole_batch = self.config.batching is Batching.REQUEST
-        waiting = [
-            s for s in self.waiting(lane.model.name) if not s.is_long or not longs or s.rank < min(longs) or whole_batch
-        ]
-        excused = [self._is_excused(lane, sequence) for sequence in waiting]
-        if all(excused) or excused.index(False) >= WINDOW:
-            return
-        head = waiting[excused.index(False)]
-        why = self.scheduler.why(head)
-        assert self._holds(why, lane, plan, head), f"waits for {why}"
-
-    def _is_excused(self, lane: Lane, sequence: Sequence) -> bool:
-        """Whether a lane may pass over a sequence by policy."""
-        if sequence.max_length - 1 > lane.limits.num_blocks * lane.block_size:
-            return True
-        if sequence.is_suspect and any(other.is_suspect for other in lane.running()):
-            return True
-        if self.scheduler.why(sequence) is not WaitReason.POLICY:
-            return False
-        # It may be left to a lane that has not seen it yet, which must be at work, or about to plan in this turn.
-        return any(
-            peer is not lane and not peer.draining and sequence.ticket > peer.last_ticket
-            for peer in self.scheduler.lanes_of(lane.model.name)
-        )
-
-    def _holds(self, why: WaitReason, lane: Lane, plan: Plan, head: Sequence) -> bool:
-        """Whether what is said to keep a sequence out does."""
-        used = len(plan.decodes) + int(plan.prefill_lengths.sum())
-        match why:
-            case WaitReason.SEATS:
-                return not lane.free_slots
-            case WaitReason.TOKEN_BUDGET:
-                whole = not self.config.chunked_prefill and len(plan.prefills) > 0
-                return used == lane.token_budget or whole
-            case WaitReason.KV_BLOCKS:
-                return not self._certainly_fits(lane, head)
-        return False
-
-    def _certainly_fits(self, lane: Lane, head: Sequence) -> bool:
-        """Whether a sequence has room whatever the others become."""
-        if not lane.is_paged:
-            return lane.pool.fits(lane.num_blocks_for(max(1, head.max_length - 1)))
-        hit = lane.prefix_hit(head)
-        available = lane.pool.num_available - lane.pool.num_evictable(hit)
-        if self.config.admission is Admission.IMMEDIATE and self.config.preemption is not Preemption.NONE:
-            length = len(head.tokens) + (head.params.max_tokens > head.num_generated + 1)
-            need = -(-length // lane.block_size) - len(hit)
-            return need + max(lane.watermark_blocks, len(lane.decoding)) <= available
-        finals = [min(s.max_length, lane.model.max_model_len) - 1 for s in [*lane.running(), head]]
-        held = sum(int(lane.num_blocks[s.slot]) for s in lane.running()) + len(hit)
-        need = sum(-(-final // lane.block_size) for final in finals) + len(finals) // 2 + 1 - held
-        return need + max(lane.watermark_blocks, len(lane.decoding)) <= available
