@@ -29,7 +29,8 @@ class WaitClock:
         """Seconds in which each reason was the shared one."""
         self._entered: dict[int, dict[WaitReason, float]] = {}
         """Sequence number -> totals when it came."""
-        self._now = 0.0
+        self.now = 0.0
+        """Up to when time is counted."""
 
     def __len__(self) -> int:
         return len(self._entered)
@@ -52,7 +53,7 @@ class WaitClock:
             if total != before[reason]:
                 waited[reason] = waited.get(reason, 0.0) + total - before[reason]
         reason = self.why(sequence)
-        waited[reason] = waited.get(reason, 0.0) + max(0.0, now - self._now)
+        waited[reason] = waited.get(reason, 0.0) + max(0.0, now - self.now)
         return {reason: seconds for reason, seconds in waited.items() if seconds > 0}
 
     def set(self, shared: WaitReason, own: Iterable[tuple[Sequence, WaitReason]], now: float) -> None:
@@ -73,7 +74,7 @@ class WaitClock:
 
     def advance(self, now: float) -> None:
         """Count the time that has passed."""
-        passed, self._now = now - self._now, now
+        passed, self.now = now - self.now, now
         if passed <= 0 or not self._entered:
             return
         self._totals[self.shared] += passed

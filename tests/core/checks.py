@@ -156,9 +156,11 @@ def check_waited(world: World) -> None:
         clock = world.scheduler.queues[sequence.model].clock
         told = clock.waited(sequence, world.now) if sequence.lane is None else sequence.waited
         _compare(told, world.streams[key].waited, f"{world.streams[key]} waited")
+    waited = dict(world.scheduler.counters.waited_s)
     for queue in world.scheduler.queues.values():
-        queue.clock.advance(world.now)
-    _compare(world.scheduler.counters.waited_s, world.waited, "all together waited")
+        for reason, count in queue.clock.by_reason().items():
+            waited[reason] += count * max(0.0, world.now - queue.clock.now)
+    _compare(waited, world.waited, "all together waited")
 
 
 def _compare(told: dict[WaitReason, float], real: dict[WaitReason, float], what: str) -> None:
