@@ -65,7 +65,7 @@ class Discipline(StrEnum):
     FAIR = "fair"
     """The tenant that was served least comes first (virtual token counter, VTC, OSDI'24)."""
     DEADLINE = "deadline"
-    """Earliest deadline first; who has missed it comes after those who can still meet theirs, until it has aged."""
+    """Earliest deadline first; who will miss it comes after those who can meet theirs, until it has aged."""
 
 
 class Admission(StrEnum):
@@ -114,7 +114,7 @@ class SchedulerConfig:
 
     ageing_s: float = 30.0
     """Seconds of waiting that lift a sequence by one class, up to the best class there is; 0: never. Not for `fcfs`.
-    Under `deadline`, who has missed theirs by so much goes before all others of its class."""
+    Under `deadline`, who has missed theirs by so much goes before the others of its class."""
     tenant_weights: dict[str, float] = field(default_factory=dict)
     """Shares of tenants under `fair`; 1 where none is given."""
     output_token_weight: float = 2.0

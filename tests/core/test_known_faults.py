@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from common.wire import EndReason
 from scheduler_svc.core import LaneError, State, WaitReason
+from scheduler_svc.core.config import KvLayout, Preemption
 from tests.core.model_executor import card
 from tests.core.world import Stream, World
 
@@ -118,7 +120,75 @@ def test_preempted_sequences_are_recomputed_and_say_the_same() -> None:
     world.check_idle()
 
 
+@pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 7}, {"logprobs": 2}, {"prompt_logprobs": 1}])
+def test_six_on_a_pool_for_three_lose_and_repeat_nothing(preemption: Preemption, params: dict[str, Any]) -> None:
+    """The world compares each token, logprob and its place with a run alone; executors compare each KV entry."""
+    world = World(preemption=preemption)
+    world.attach(blocks=60, seats=6, host_blocks=60, model=card(max_len=100))
+    streams = [world.submit(10, 64, ignore_eos=True, **params)[0] for _ in range(6)]
+    preempted: set[int] = set()
+    while world.iterate():
+        world.check()
+        preempted |= {s.number for s in world.scheduler.live.values() if s.num_preemptions}
+    assert len(preempted) >= 2
+    for stream in streams:
+        assert len(stream.tokens) == 64 and served(stream)
+        assert stream.ended is not None and stream.ended.cached_tokens == 0, "of the first admission, never its own"
+    counters = world.scheduler.counters
+    assert counters.prompt_tokens == 60 and counters.generation_tokens == 6 * 64
+    assert (counters.swapped_in_blocks > 0) == (preemption is Preemption.SWAP)
+    world.check_idle()
+
+
 # C13
+
+
+@pytest.mark.parametrize("chunk", [0, 4, 1])
+def test_a_prefix_is_shared_as_far_as_it_was_acknowledged(chunk: int) -> None:
+    """Three and a half blocks, computed in chunks; a second request comes after each iteration."""
+    prompt = [3 + i % 30 for i in range(14)]
+    for count in range(16):
+        world = World(max_prefill_chunk=chunk)
+        world.attach(seats=8)
+        world.submit(prompt, 2)
+        for _ in range(count):
+            world.iterate()
+        computed = min(14, count * (chunk or 14))
+        world.submit([*prompt, 5], 2)
+        world.turn()
+        (new,) = [new for new in world.plans[-1].new if len(new.tokens) == 15]
+        assert new.computed == computed // 4 * 4
+        for lane in world.lanes:
+            world.deliver(lane)
+        world.run()
+
+
+def test_an_aborted_iteration_publishes_what_it_computed_and_no_more() -> None:
+    world = World(max_prefill_chunk=6)
+    lane = world.attach()
+    prompt = [3 + i % 30 for i in range(14)]
+    (leaver,) = world.submit(prompt, 2)
+    world.turn()
+    world.abort(leaver)
+    world.deliver(lane)
+    world.submit(prompt, 2)
+    world.turn()
+    assert world.plans[-1].new[0].computed == 4
+    world.deliver(lane)
+    world.run()
+
+
+def test_of_two_copies_of_a_block_one_may_go() -> None:
+    world = World()
+    world.attach()
+    prompt = [3 + i % 30 for i in range(14)]
+    (short,), (long,) = world.submit(prompt, 2, ignore_eos=True), world.submit(prompt, 20, ignore_eos=True)
+    while not short.over:
+        world.iterate()
+    (later,) = world.submit(prompt, 2)
+    world.run()
+    assert later.ended is not None and later.ended.cached_tokens == 12 and served(long)
 
 
 def test_a_prefix_is_shared_only_after_the_iteration_that_wrote_it_is_back() -> None:
@@ -244,9 +314,13 @@ def test_a_cold_request_is_not_passed_for_ever_by_cached_ones() -> None:
 # C20, C29
 
 
-def test_blocks_of_an_aborted_sequence_are_not_given_away_while_its_iteration_is_out() -> None:
-    world = World()
-    lane = world.attach(blocks=6, seats=4)
+@pytest.mark.parametrize("preemption", Preemption)
+@pytest.mark.parametrize("kv", KvLayout)
+def test_blocks_of_an_aborted_sequence_are_not_given_away_while_its_iteration_is_out(
+    preemption: Preemption, kv: KvLayout
+) -> None:
+    world = World(preemption=preemption, kv=kv)
+    lane = world.attach(blocks=6, seats=4, host_blocks=6)
     (holder,) = world.submit(20, 3)
     world.turn()
     world.abort(holder)
@@ -257,6 +331,25 @@ def test_blocks_of_an_aborted_sequence_are_not_given_away_while_its_iteration_is
     world.run()
     assert served(next_one)
     world.check_idle()
+
+
+def test_a_late_result_of_a_lost_lane_is_refused() -> None:
+    """Its memory may be in use by the lane that took its place."""
+    world = World()
+    zombie = world.attach()
+    (stream,) = world.submit(20, 3, ignore_eos=True)
+    world.turn()
+    late = world.out[zombie.epoch].result
+    world.lose(zombie)
+    lane = world.attach()
+    assert lane.epoch > zombie.epoch
+    world.turn()
+    with pytest.raises(LaneError):
+        world.scheduler.apply(zombie, late, world.now)
+    assert not world.scheduler.outbox and not stream.tokens
+    world.deliver(lane)
+    world.run()
+    assert served(stream)
 
 
 def test_a_lost_lane_costs_no_token_and_nothing_is_planned_for_it() -> None:

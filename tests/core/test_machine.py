@@ -232,9 +232,7 @@ class StormyMachine(CalmMachine):
     @precondition(lambda self: self.world.lanes)
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
-        lane = data.draw(st.sampled_from(self.world.lanes))
-        self.world.scheduler.drain(lane, self.world.now)
-        self.world.read_outbox(None)
+        self.world.drain(data.draw(st.sampled_from(self.world.lanes)))
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 6.0]))
     def wait(self, seconds: float) -> None:
@@ -246,7 +244,7 @@ class StormyMachine(CalmMachine):
 TestCalm = CalmMachine.TestCase
 TestStormy = StormyMachine.TestCase
 TestCalm.settings = TestStormy.settings = settings(
-    max_examples=20_000 if NIGHTLY else 150,
+    max_examples=20_000 if NIGHTLY else 80,
     stateful_step_count=80 if NIGHTLY else 40,
     deadline=None,
     phases=[Phase.generate] if DEBUG else list(Phase),

@@ -48,11 +48,9 @@ def test_ageing_bounds_the_wait_of_a_low_class(discipline: Discipline) -> None:
     assert 50 <= iterations_until_class_5_starts(world, 1000) <= 5 * (20 + 1) + 4
 
 
-@pytest.mark.parametrize(
-    "changes", [{"discipline": "fcfs", "ageing_s": 2.0}, {"discipline": "priority", "ageing_s": 0}]
-)
-def test_strict_classes_starve_lower_ones(changes: dict[str, Any]) -> None:
-    world = World(**{**changes, "discipline": Discipline(changes["discipline"])})
+@pytest.mark.parametrize(("discipline", "ageing_s"), [(Discipline.FCFS, 2.0), (Discipline.PRIORITY, 0.0)])
+def test_strict_classes_starve_lower_ones(discipline: Discipline, ageing_s: float) -> None:
+    world = World(discipline=discipline, ageing_s=ageing_s)
     world.attach(seats=2)
     assert iterations_until_class_5_starts(world, 600) == 600
 

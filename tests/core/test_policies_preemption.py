@@ -175,6 +175,32 @@ def test_a_plan_that_reads_host_blocks_does_not_write_them() -> None:
     assert whole(back, long, low)
 
 
+def test_what_comes_back_from_the_host_is_shared_only_when_its_iteration_is_back() -> None:
+    world = World(preemption=Preemption.SWAP)
+    lane = world.attach(blocks=12, seats=2, host_blocks=12)
+    prompt = [3 + i % 30 for i in range(14)]
+    (low,) = world.submit(prompt, 20, priority=1, ignore_eos=True)
+    for _ in range(3):
+        world.iterate()
+    (high,) = world.submit(40, 8, ignore_eos=True)
+    while not high.over:
+        world.iterate()
+    assert world.sequence(low).swapped is not None
+    assert not lane.prefix_hit(world.sequence(low)), "its blocks on the device were evicted"
+    (twin,) = world.submit(prompt, 2, priority=1, ignore_eos=True)
+    world.turn()
+    resumed, other = world.plans[-1].new
+    assert len(world.plans[-1].swap_ins) and resumed.computed > 14 and other.computed == 0
+    world.deliver(lane)
+    world.abort(twin)
+    (later,) = world.submit(prompt, 2, priority=1, ignore_eos=True)
+    world.turn()
+    assert world.sequence(later).cached_tokens == 12, "now it is found"
+    world.deliver(lane)
+    world.run()
+    assert whole(low, later)
+
+
 # --- none ---
 
 

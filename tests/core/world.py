@@ -277,8 +277,11 @@ class World:
         assert lane.pool.num_available == outing.available_blocks and lane.free_slots == outing.free_slots, "the fence"
 
     def turn(self) -> bool:
-        """What the loop does at each wake-up: plan every idle lane, let drained ones go. True when any has work."""
-        for lane in self.lanes:
+        """What the loop does at each wake-up: plan every idle lane, let drained ones go. True when any has work.
+
+        Those that are drained first: what they give up may find a place on the others in the same turn.
+        """
+        for lane in sorted(self.lanes, key=lambda lane: not lane.draining):
             if lane.epoch in self.out:
                 continue
             preemptions = self.scheduler.counters.preemptions
