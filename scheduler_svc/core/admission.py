@@ -56,13 +56,8 @@ class Gate:
         return self._lane.pool.fits(self._lane.num_blocks_at_admission(sequence))
 
     def _fits_paged(self, sequence: Sequence, hit: list[int], without: Collection[Sequence]) -> bool:
-<<<<<<< HEAD
-        """Its first decode must find a block, so must those of the prefills under way, a running decode may soon need
-        one each, and the peak must fit."""
-=======
         """Its first own decode must find a block, so must those of other prefills, a running decode may soon need one
         each, and the peak must fit."""
->>>>>>> policytests
         lane = self._lane
         available = lane.pool.num_available - lane.pool.num_evictable(hit)
         if without:

@@ -16,11 +16,7 @@ from scheduler_svc.core.wait_clock import BEHIND, WaitClock
 from scheduler_svc.core.waiting_queue import Line, WaitingQueue
 
 LATE = 1e15
-<<<<<<< HEAD
-"""Added to the deadlines of those that will miss theirs, or just have: they come after all others of their rank."""
-=======
 """Added to the deadlines of those that will miss theirs: they come after all others of their rank."""
->>>>>>> policytests
 
 
 class ModelQueue:
@@ -129,12 +125,7 @@ class ModelQueue:
         order = 0.0
         if self._config.discipline is Discipline.DEADLINE:
             until = sequence.deadline + (self._ageing or math.inf)
-<<<<<<< HEAD
-            is_late = self._latest_start(sequence) <= now < until
-            order = sequence.deadline + (LATE if is_late else 0.0)
-=======
             order = sequence.deadline + (LATE if self._latest_start(sequence) <= now < until else 0.0)
->>>>>>> policytests
         elif self.share is not None:
             order = self.share.counter(sequence.tenant)
         return (sequence.rank, order, sequence.number)
@@ -146,11 +137,7 @@ class ModelQueue:
         return sequence.deadline - (predicted - generated) * self.token_s
 
     def _watch_deadline(self, sequence: Sequence, now: float) -> None:
-<<<<<<< HEAD
-        """Set a timer for when a deadline is out of reach, then for when it has passed by the time of ageing."""
-=======
         """Set a timer for when its deadline is out of reach, then for when it has passed by the time of ageing."""
->>>>>>> policytests
         for due in (self._latest_start(sequence), sequence.deadline + self._ageing):
             if now < due:
                 heapq.heappush(self._timers, (due, sequence.ticket, True, sequence))

@@ -156,20 +156,12 @@ def check_waited(world: World) -> None:
         clock = world.scheduler.queues[sequence.model].clock
         told = clock.waited(sequence, world.now) if sequence.lane is None else sequence.waited
         _compare(told, world.streams[key].waited, f"{world.streams[key]} waited")
-<<<<<<< HEAD
-    waited = dict(world.scheduler.counters.waited_s)
-    for queue in world.scheduler.queues.values():
-        for reason, count in queue.clock.by_reason().items():
-            waited[reason] += count * max(0.0, world.now - queue.clock.now)
-    _compare(waited, world.waited, "all together waited")
-=======
     total = dict(world.scheduler.counters.waited_s)
     for queue in world.scheduler.queues.values():
         # The totals are brought up to date when something happens to the queue.
         for reason, count in queue.clock.by_reason().items():
-            total[reason] += count * (world.now - queue.clock._now)
+            total[reason] += count * max(0.0, world.now - queue.clock.now)
     _compare(total, world.waited, "all together waited")
->>>>>>> policytests
 
 
 def _compare(told: dict[WaitReason, float], real: dict[WaitReason, float], what: str) -> None:

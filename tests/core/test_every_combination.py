@@ -1,10 +1,6 @@
 """Every combination of choices keeps the invariants, ends every stream once, and gives the answers of a run alone.
 
-<<<<<<< HEAD
-By default combinations that cover every pair of values; with `HYPOTHESIS_PROFILE=nightly` all, 10,000 steps each:
-=======
 By default combinations that cover every pair of values; with HYPOTHESIS_PROFILE=nightly all, 10,000 steps each:
->>>>>>> policytests
 
     HYPOTHESIS_PROFILE=nightly python -m pytest -n auto tests/core/test_every_combination.py
 

@@ -278,11 +278,7 @@ def walk(combination: str, seed: int, steps: int) -> World:
     """Walk so many steps, then serve everybody. `walk(*)` of what a failure names is that failure again."""
     history, done = Walk(Combination.parse(combination), seed), 0
     try:
-<<<<<<< HEAD
-        for done in range(steps):  # noqa: B007
-=======
         while done < steps:
->>>>>>> policytests
             history.step()
             done += 1
         history.finish()
