@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from common.wire import EndReason
 from scheduler_svc.core import Lane, State, WaitReason
-from scheduler_svc.core.config import Admission, Discipline, Preemption
+from scheduler_svc.core.config import Admission, Discipline, KvLayout, Preemption, Prefill
 from tests.core.model_executor import card
 from tests.core.world import Stream, World
 
@@ -73,6 +74,32 @@ def test_nobody_gives_way_for_one_that_then_has_no_room() -> None:
         world.deliver(lane)
     world.run()
     assert whole(peer, low, big)
+
+
+def test_the_token_of_a_preempted_decode_goes_to_prefill() -> None:
+    world = World()
+    world.attach(seats=1, budget=8)
+    world.submit(4, 9, priority=1, ignore_eos=True)
+    for _ in range(2):
+        world.iterate()
+    world.submit(8, 2, ignore_eos=True)
+    world.iterate()
+    assert world.plans[-1].prefill_lengths.tolist() == [8] and not len(world.plans[-1].decodes)
+    world.run()
+
+
+def test_who_was_preempted_between_phases_waits_for_blocks() -> None:
+    """Nobody could be seated; then a decode found no block, and its victim gave up a seat."""
+    world = World(prefill=Prefill.SEPARATE)
+    lane = world.attach(blocks=5, seats=2)
+    streams = [world.submit(7, 9, ignore_eos=True)[0] for _ in range(3)]
+    until_preempted(world)
+    world.turn()
+    waiting = [world.sequence(stream) for stream in streams[1:]]
+    assert {world.scheduler.why(sequence) for sequence in waiting} <= {WaitReason.KV_BLOCKS, WaitReason.POLICY}
+    world.deliver(lane)
+    world.run()
+    assert whole(*streams)
 
 
 # --- swap ---
@@ -219,6 +246,28 @@ def test_without_preemption_nobody_gives_way_and_everybody_ends() -> None:
 
 
 # --- admission ---
+
+
+def test_more_than_may_ever_wait_is_refused_and_not_asked_to_come_back() -> None:
+    world = World(max_waiting=3)
+    world.attach()
+    for stream in world.submit(4, 2, n=4):
+        assert stream.ended is not None and stream.ended.reason == EndReason.REJECTED
+    assert all(not stream.over for stream in world.submit(4, 2, n=3))
+    world.run()
+
+
+@pytest.mark.parametrize("kv", KvLayout)
+@pytest.mark.parametrize("preemption", Preemption)
+def test_what_can_never_fit_is_refused_and_what_just_fits_is_served(kv: KvLayout, preemption: Preemption) -> None:
+    for admission in Admission:
+        world = World(kv=kv, preemption=preemption, admission=admission)
+        world.attach(blocks=8, host_blocks=8)
+        (too_much,), (largest,) = world.submit(20, 14), world.submit(20, 13, ignore_eos=True)
+        (small,) = world.submit(5, 3, ignore_eos=True)
+        assert too_much.ended is not None and too_much.ended.reason == EndReason.REJECTED
+        world.run()
+        assert whole(largest, small)
 
 
 def load(admission: Admission) -> tuple[float, int, int]:
