@@ -1,11 +1,14 @@
 """How well the simulator predicts a real run: the embedded model behind the real services on this machine.
 
-    python benchmarks/simulator_accuracy.py [--requests 100] [--load 0.65] [--preset FILE]
+    python benchmarks/simulator_accuracy.py [--requests 100] [--load 0.65] [--preset FILE] [--scripted-ms MS]
 
 Two stretches of load are measured: one to calibrate from (a burst, then Poisson arrivals), another, with other lengths
 and arrivals, to predict. The cost model comes from the first stretch's plan log, and so does what a request waits
 beside iterations (HTTP, the frontend, the way to the core and back): the median, over its requests, of the time to
-first token at the client less that at the core. Run it while nothing else runs.
+first token at the client less that at the core.
+
+Run it while nothing else runs. On a machine that others use, `--scripted-ms` takes an executor that sleeps for so long
+at every iteration instead of computing: all but the computing is then put to the test.
 """
 
 from __future__ import annotations
@@ -36,8 +39,7 @@ from scheduler_svc.simulator.summary import summarise
 from scheduler_svc.simulator.workload import Workload, WorkloadSettings, build
 
 SETUP = ExecutorSetup(blocks=2048, block_size=16, seats=32, token_limit=512)
-EXECUTOR_FLAGS = ["--dtype", "float32", "--threads", "1", "--num-blocks", "2048", "--max-num-seqs", "32"]
-EXECUTOR_FLAGS += ["--max-num-batched-tokens", "512"]
+LIMITS = ["--num-blocks", "2048", "--max-num-seqs", "32", "--max-num-batched-tokens", "512"]
 PROMPTS, OUTPUTS = "lognormal:120:0.8", "lognormal:40:0.7"
 """About a sixth of the Azure conversation trace's lengths: the embedded model's context holds 1024 tokens."""
 LONGEST_PROMPT, LONGEST_OUTPUT = 600, 300
@@ -198,13 +200,18 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=100, help="of each of the four stretches (%(default)s)")
     parser.add_argument("--load", type=float, default=0.65, help="steady arrivals, as a share of the burst's rate")
     parser.add_argument("--preset", type=Path, help="write the cost model here")
+    parser.add_argument("--scripted-ms", type=float, help="an executor that only sleeps, this long at every iteration")
     options = parser.parse_args()
     begin, (all_before, own_before) = time.monotonic(), busy_s()
     model = str(ROOT / "executor_svc" / "default_model")
     flags = ["--max-num-seqs", str(SETUP.seats), "--max-num-batched-tokens", str(SETUP.token_limit)]
     with LocalServices(scheduler_flags=flags) as services:
         services.start_scheduler()
-        services.start_executor("--model", model, *EXECUTOR_FLAGS)
+        if options.scripted_ms is None:
+            services.start_executor("--model", model, "--dtype", "float32", "--threads", "1", *LIMITS)
+        else:
+            slow = ["--delay-ms", str(options.scripted_ms), "--no-verify"]
+            services.start_executor("--model", model, *slow, *LIMITS, module="executor_svc.fake")
         services.wait_ready()
         stretches = measure(int(services.url.rsplit(":", 1)[1]), options.requests, options.load)
         for process in services.processes:

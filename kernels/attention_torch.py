@@ -4,12 +4,13 @@ Every row is reduced over the same absolute tiles of KEY_TILE keys: per tile a d
 a sum and a product with V; then the tiles are added up in rising order. So a row's result depends on neither its batch
 mates, nor how the prompt was cut into chunks, nor the block size, as far as the matrix product of a tile is the same
 for every number of rows. MKL promises that with `MKL_CBWR=AVX512,STRICT` (or AVX2,STRICT) in the environment before
-torch starts.
+torch starts. Elsewhere (it has no strict mode on AMD) rows are multiplied `ROW_TILE` at a time, which is slower.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ import torch
 if TYPE_CHECKING:
     from kernels.attention import AttentionBatch
 
+ROW_TILE = 0 if os.environ.get("MKL_CBWR", "").upper().endswith(",STRICT") else 4
+"""Query rows in one matrix product; 0: as many as there are."""
 KEY_TILE = 128
 """Keys reduced at once."""
 QUERY_TILE = 128
@@ -159,9 +162,21 @@ def _cap(scores: torch.Tensor, softcap: float) -> torch.Tensor:
     return scores.div_(softcap).tanh_().mul_(softcap) if softcap > 0 else scores
 
 
-def _two_rows(rows: torch.Tensor) -> torch.Tensor:
-    """[N, M, D], a lone row doubled: MKL multiplies one row by another routine, which rounds differently."""
-    return rows.repeat(1, 2, 1) if rows.shape[1] == 1 else rows
+def _whole_tiles(rows: torch.Tensor) -> torch.Tensor:
+    """[N, M, D] with rows of zeros, so that M is a multiple of `ROW_TILE`, and at least two: MKL multiplies one row by
+    another routine, which rounds differently."""
+    count = rows.shape[1]
+    missing = -count % ROW_TILE if ROW_TILE else int(count == 1)
+    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def _bmm(rows: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """out[N, M, L] = rows[N, M, K] matrices[N, K, L], each row by the same routine whatever M is."""
+    if not ROW_TILE or rows.shape[1] <= ROW_TILE:
+        return torch.bmm(rows, matrices, out=out)
+    for part, target in zip(torch.split(rows, ROW_TILE, 1), torch.split(out, ROW_TILE, 1), strict=True):
+        target.copy_(torch.bmm(part.contiguous(), matrices))
+    return out
 
 
 def _decode(
@@ -175,7 +190,7 @@ def _decode(
     """queries: [B, HK, G, D] fp32, scaled. Returns [B, HK, G, D] fp32."""
     batch_size, kv_heads, _, head_dim = queries.shape
     items = tiling.item_rows.numel()
-    item_queries = _two_rows(queries[tiling.order[tiling.item_rows]].flatten(0, 1))  # [items * HK, G, D]
+    item_queries = _whole_tiles(queries[tiling.order[tiling.item_rows]].flatten(0, 1))  # [items * HK, G, D]
     group = item_queries.shape[1]
     scores = scratch.take("scores", (items * kv_heads, group, KEY_TILE))
     pairs = max(1, GATHER_BYTES // (KEY_TILE * head_dim * 4))  # of an item and a KV head, gathered at once
@@ -183,7 +198,7 @@ def _decode(
         part = slice(begin, begin + pairs)
         rows = tiling.head_rows[begin * KEY_TILE : (begin + pairs) * KEY_TILE]
         keys = _gather(k_cache, rows, head_dim, scratch, "gathered").view(-1, KEY_TILE, head_dim)
-        torch.bmm(item_queries[part], keys.transpose(1, 2), out=scores[part])
+        _bmm(item_queries[part], keys.transpose(1, 2), scores[part])
     _cap(scores, softcap)
     scores = scores.view(items, kv_heads, group, KEY_TILE)
     if tiling.masked is not None:
@@ -202,7 +217,7 @@ def _decode(
         part = slice(begin, begin + pairs)
         rows = tiling.head_rows[begin * KEY_TILE : (begin + pairs) * KEY_TILE]
         values = _gather(v_cache, rows, head_dim, scratch, "gathered").view(-1, KEY_TILE, head_dim)
-        torch.bmm(weights[part], values, out=products[part])
+        _bmm(weights[part], values, products[part])
 
     products = products.view(items, kv_heads, group, head_dim)
     total = queries.new_zeros(batch_size, kv_heads, group, head_dim)
@@ -266,10 +281,10 @@ def _attend(
     values: [tiles, HK, KEY_TILE, D]. Returns [L, HK, G, D]."""
     length, kv_heads, group, head_dim = queries.shape
     tiles = keys.shape[0]
-    rows = _two_rows(queries.transpose(0, 1).reshape(kv_heads, length * group, head_dim))
+    rows = _whole_tiles(queries.transpose(0, 1).reshape(kv_heads, length * group, head_dim))
     scores = scratch.take("scores", (tiles, kv_heads, rows.shape[1], KEY_TILE))
     for tile in range(tiles):
-        torch.bmm(rows, keys[tile], out=scores[tile])
+        _bmm(rows, keys[tile], scores[tile])
     _cap(scores, softcap)
     at = (position + torch.arange(rows.shape[1]) // group)[:, None]
     key_at = torch.arange(tiles * KEY_TILE).view(tiles, 1, 1, KEY_TILE)
@@ -282,7 +297,7 @@ def _attend(
     sums = weights.sum(-1)
     total, norm = torch.zeros_like(rows), torch.zeros_like(sums[0])
     for tile in range(tiles):
-        total += torch.bmm(weights[tile], values[tile])
+        total += _bmm(weights[tile], values[tile], torch.empty_like(rows))
         norm += sums[tile]
     total /= norm[..., None]
     return total[:, : length * group].view(kv_heads, length, group, head_dim).transpose(0, 1)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from executor_svc.determinism import strict_mode
 
 ROW_TILE = 32
+FP32_ROW_TILE = 4
+"""Of padded fp32 rows: without a strict mode a row costs about the same in tiles of 2 rows and of 32."""
 _PROBE_ROWS = 80
 _PROBE_ELEMENTS = 1 << 22
 """Of a larger weight only its first output rows are probed."""
@@ -23,8 +25,8 @@ class RowTiling(Enum):
     TILES = auto()
     """At most `ROW_TILE`: oneDNN has another bf16 kernel, and so another rounding, for more."""
     PADDED = auto()
-    """Exactly `ROW_TILE`, filled up with zeros, so that one kernel runs. Seen to keep rows apart in fp16, and in fp32
-    in MKL's COMPATIBLE branch and with no branch set; not in its AVX2 branch without STRICT."""
+    """Exactly `ROW_TILE` (fp32: `FP32_ROW_TILE`), filled up with zeros, so that one kernel runs. Seen to keep rows
+    apart in fp16, and in fp32 in MKL's COMPATIBLE branch and with no branch set; not in AVX2 without STRICT."""
 
 
 _settled: dict[tuple[torch.dtype, int, int, bool], RowTiling] = {}
@@ -58,11 +60,12 @@ def tiled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     rows = x.shape[0]
     if tiling is RowTiling.WHOLE or (tiling is RowTiling.TILES and rows <= ROW_TILE):
         return F.linear(x, weight, bias)
-    if tiling is RowTiling.PADDED and rows % ROW_TILE:
-        x = F.pad(x, (0, 0, 0, ROW_TILE - rows % ROW_TILE))
+    tile = FP32_ROW_TILE if tiling is RowTiling.PADDED and x.dtype == torch.float32 else ROW_TILE
+    if tiling is RowTiling.PADDED and rows % tile:
+        x = F.pad(x, (0, 0, 0, tile - rows % tile))
     if not rows:
         return x.new_empty(0, weight.shape[0])
-    return torch.cat([F.linear(tile, weight, bias) for tile in torch.split(x, ROW_TILE)])[:rows]
+    return torch.cat([F.linear(part, weight, bias) for part in torch.split(x, tile)])[:rows]
 
 
 def choose_tiling(weight: torch.Tensor, bias: torch.Tensor | None) -> RowTiling:

@@ -274,7 +274,9 @@ class Scheduler:
         self._end_too_large(model, now)
 
     def expire(self, now: float) -> float | None:
-        """End what has waited out the hold time. Returns when to call again, or None."""
+        """End what has waited out the hold time, and count how long all wait. Returns when to call again, or None."""
+        for queue in self.queues.values():
+            queue.clock.advance(now)
         due = None
         for model, since in self._vacant_since.items():
             until = since + self.config.hold_s

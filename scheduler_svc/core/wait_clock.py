@@ -29,18 +29,19 @@ class WaitClock:
         """Seconds in which each reason was the shared one."""
         self._entered: dict[int, dict[WaitReason, float]] = {}
         """Sequence number -> totals when it came."""
-        self._now = 0.0
+        self.now = 0.0
+        """Up to when time is counted."""
 
     def __len__(self) -> int:
         return len(self._entered)
 
     def enter(self, sequence: Sequence, now: float) -> None:
-        self._advance(now)
+        self.advance(now)
         self._entered[sequence.number] = self._totals.copy()
 
     def leave(self, sequence: Sequence, now: float) -> None:
         """Add the time of this stay to `sequence.waited`."""
-        self._advance(now)
+        self.advance(now)
         sequence.waited = self.waited(sequence, now)
         del self._entered[sequence.number]
         self._own.pop(sequence.number, None)
@@ -52,12 +53,12 @@ class WaitClock:
             if total != before[reason]:
                 waited[reason] = waited.get(reason, 0.0) + total - before[reason]
         reason = self.why(sequence)
-        waited[reason] = waited.get(reason, 0.0) + max(0.0, now - self._now)
+        waited[reason] = waited.get(reason, 0.0) + max(0.0, now - self.now)
         return {reason: seconds for reason, seconds in waited.items() if seconds > 0}
 
     def set(self, shared: WaitReason, own: Iterable[tuple[Sequence, WaitReason]], now: float) -> None:
         """What the members wait for from now on."""
-        self._advance(now)
+        self.advance(now)
         self.shared = shared
         self._own = {sequence.number: (sequence, reason) for sequence, reason in own if reason is not shared}
 
@@ -71,8 +72,9 @@ class WaitClock:
         counts[self.shared] += len(self._entered) - len(self._own)
         return +counts
 
-    def _advance(self, now: float) -> None:
-        passed, self._now = now - self._now, now
+    def advance(self, now: float) -> None:
+        """Count the time that has passed."""
+        passed, self.now = now - self.now, now
         if passed <= 0 or not self._entered:
             return
         self._totals[self.shared] += passed

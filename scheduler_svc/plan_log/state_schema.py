@@ -199,7 +199,7 @@ _FIELDS: dict[type, Fields] = {
         "_seconds": Given(lambda restoring: restoring.fields[-3]["counters"].waited_s),
         "_totals": BY_REASON,
         "_entered": Mapped(PLAIN, BY_REASON),
-        "_now": PLAIN,
+        "now": PLAIN,
     },
 }
 

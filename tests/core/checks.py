@@ -160,7 +160,7 @@ def check_waited(world: World) -> None:
     for queue in world.scheduler.queues.values():
         # The totals are brought up to date when something happens to the queue.
         for reason, count in queue.clock.by_reason().items():
-            total[reason] += count * (world.now - queue.clock._now)
+            total[reason] += count * max(0.0, world.now - queue.clock.now)
     _compare(total, world.waited, "all together waited")
 
 
