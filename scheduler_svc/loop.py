@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import socket
 import time
@@ -109,6 +110,9 @@ class CoreLoop:
         signal.signal(signal.SIGINT, self._handle_stop)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
         self._supervisor.start(time.monotonic())
+        # What the start has made stays; the collector need not go through it again.
+        gc.collect()
+        gc.freeze()
         try:
             wait_s: float = 0.0
             while not self._finished(time.monotonic()):

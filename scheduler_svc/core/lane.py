@@ -79,6 +79,11 @@ class Lane:
         self.draining = False
         self.last_ticket = 0
         """The newest sequence that waited at the last plan, see `Sequence.ticket`."""
+        self.num_departures = 0
+        """Sequences that have left the lane."""
+        self.blocked_head: tuple[int, int, int, int] | None = None
+        """Ticket and rank of the sequence that found no blocks, with the departures and cached blocks then: while these
+        are the same, it finds none again."""
         self.batch_is_closed = False
         """Under request-level batching: members stay, and nobody joins, until the last of them has ended."""
         self.iteration = 0
@@ -261,6 +266,7 @@ class Lane:
     def leave_slot(self, sequence: Sequence) -> None:
         """Take a sequence out of the running set."""
         slot = sequence.slot
+        self.num_departures += 1
         self.occupant[slot] = None
         self.is_seated[slot] = False
         if sequence.prefilling:

@@ -38,10 +38,15 @@ class Seating:
         lane = self._lane
         if not lane.free_slots and not self._may_preempt_for(sequence):
             return WaitReason.SEATS
+        state = (sequence.ticket, sequence.rank, lane.num_departures, lane.pool.num_cached)
+        if state == lane.blocked_head:
+            return WaitReason.KV_BLOCKS
         hit = lane.prefix_hit(sequence)
         blocked_by = self._gate.blocked_by(sequence, hit)
         if blocked_by is not WaitReason.NONE:
             victims = self._lower_rank_victims(sequence, hit)
+            if not victims and blocked_by is WaitReason.KV_BLOCKS:
+                lane.blocked_head = state
             if not victims or any(self._takes_soon(peer, sequence) for peer in self._peers):
                 return blocked_by
             for victim in victims:
