@@ -166,6 +166,18 @@ def test_a_long_prompt_stalls_nobody(discipline: Discipline) -> None:
 
 
 @pytest.mark.parametrize("discipline", Discipline)
+def test_short_prompts_leave_half_of_the_budget_to_a_long_one(discipline: Discipline) -> None:
+    world = World(discipline=discipline)
+    world.attach(blocks=512, block_size=16, seats=64, budget=64, model=card(max_len=512))
+    (long,) = world.submit(400, 1)
+    for _ in range(-(-400 // 32) + 1):
+        for _ in range(5):
+            world.submit(15, 1)
+        world.iterate()
+    assert long.over
+
+
+@pytest.mark.parametrize("discipline", Discipline)
 def test_without_chunks_shorter_prompts_do_not_pass_a_longer_one_for_ever(discipline: Discipline) -> None:
     world = World(discipline=discipline, chunked_prefill=False)
     world.attach(blocks=4096, block_size=16, seats=64, budget=64, model=card(max_len=512))

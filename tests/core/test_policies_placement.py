@@ -215,7 +215,7 @@ def test_those_behind_one_that_waits_for_blocks_wait_by_policy() -> None:
 def test_what_each_waited_adds_up_to_what_all_waited(changes: dict[str, object]) -> None:
     """The world compares both with its own clock at every step; here both are compared with plain arithmetic."""
     world = World(**changes)
-    lane = world.attach(seats=2, blocks=16, model=card(max_len=100))
+    lane = world.attach(seats=3, blocks=5, model=card(max_len=100))
     streams = [world.submit(5, 7, ignore_eos=True)[0] for _ in range(7)]
     waits = dict.fromkeys(streams, 0.0)
     while world.scheduler.live:
