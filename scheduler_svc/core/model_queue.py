@@ -145,15 +145,18 @@ class ModelQueue:
 
     def refresh(self, now: float) -> None:
         """Lift those that have waited long, and demote those that are late, for a while."""
+        due: list[tuple[int, bool, Sequence]] = []
         while self._timers and self._timers[0][0] <= now:
-            _, ticket, is_deadline, sequence = heapq.heappop(self._timers)
+            due.append(heapq.heappop(self._timers)[1:])
+        best = min(self._classes, default=0)
+        for ticket, is_deadline, sequence in due:
             if sequence.ticket != ticket or sequence not in self:
                 continue
             if is_deadline:
                 self._watch_deadline(sequence, now)
             else:
                 heapq.heappush(self._timers, (now + self._ageing, ticket, False, sequence))
-                if sequence.rank <= min(self._classes):
+                if sequence.rank <= best:
                     continue
                 sequence.rank -= 1
             sequence.key = self._key(sequence, now)
