@@ -105,7 +105,7 @@ class Membership:
                 self.lose(executor, now, f"fault: {text}", guilty=message.slots.tolist())
             case Leaving() if executor is not None:
                 log.info("executor is leaving", executor=executor.name, reason=message.reason)
-                self._scheduler.leave(executor.lane)
+                self._scheduler.leave(executor.lane, now)
             case _:
                 self._junk(peer, f"unexpected {type(message).__name__}", now)
 
@@ -195,8 +195,8 @@ class Membership:
     # --- iterations ---
 
     def plan_idle_lanes(self, now: float) -> None:
-        """Send a plan to every lane that is idle and has work."""
-        for executor in list(self._by_peer.values()):
+        """Send a plan to every lane that is idle and has work; those that drain first: others take what they leave."""
+        for executor in sorted(self._by_peer.values(), key=lambda executor: not executor.lane.draining):
             lane = executor.lane
             if lane.in_flight is not None:
                 continue

@@ -37,7 +37,7 @@ class SchedulerSettings(ServiceSettings):
     kv: Literal["paged", "contiguous"] = Field("paged", description="blocks one by one, or one run at admission")
     preemption: Literal["recompute", "swap", "none"] = Field("recompute", description="of the KV of who gives way")
     eviction: Literal["lru", "lfu", "fifo"] = Field("lru", description="which cached block goes first")
-    discipline: Literal["fcfs", "priority", "fair", "deadline"] = Field("fcfs", description="order of service")
+    discipline: Literal["fcfs", "priority", "fair", "deadline"] = Field("priority", description="order of service")
     admission: Literal["predicted", "immediate", "worst_case"] = Field(
         "predicted", description="what must fit before a seat is given"
     )

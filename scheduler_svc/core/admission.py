@@ -48,12 +48,14 @@ class Gate:
             return WaitReason.POLICY
         if not len(lane.free_slots) + len(without):
             return WaitReason.SEATS
-        fits = self._fits_paged(sequence, hit, without) if lane.is_paged else self._fits_in_a_run(sequence)
+        fits = self._fits_paged(sequence, hit, without) if lane.is_paged else self._fits_in_a_run(sequence, without)
         return WaitReason.NONE if fits else WaitReason.KV_BLOCKS
 
-    def _fits_in_a_run(self, sequence: Sequence) -> bool:
-        """Preempting others promises no run, so it is not counted on."""
-        return self._lane.pool.fits(self._lane.num_blocks_at_admission(sequence))
+    def _fits_in_a_run(self, sequence: Sequence, without: Collection[Sequence]) -> bool:
+        """Whether there is a run of blocks for all that it may become."""
+        lane = self._lane
+        released = [block for other in without for block in lane.table(other.slot)]
+        return lane.pool.fits(lane.num_blocks_at_admission(sequence), released)
 
     def _fits_paged(self, sequence: Sequence, hit: list[int], without: Collection[Sequence]) -> bool:
         """Its first own decode must find a block, so must those of other prefills, a running decode may soon need one

@@ -91,11 +91,11 @@ class SchedulerConfig:
     batching: Batching = Batching.ITERATION
     prefill: Prefill = Prefill.MIXED
     chunked_prefill: bool = True
-    """Whether a prefill may be cut to fill the budget. Without it only one that exceeds the whole budget is."""
+    """Whether a prefill may be cut to fill the budget. Without it only one that does not fit beside the decodes is."""
     kv: KvLayout = KvLayout.PAGED
     preemption: Preemption = Preemption.RECOMPUTE
     eviction: Eviction = Eviction.LRU
-    discipline: Discipline = Discipline.FCFS
+    discipline: Discipline = Discipline.PRIORITY
     admission: Admission = Admission.PREDICTED
 
     max_prefill_chunk: int = 0

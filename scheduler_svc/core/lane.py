@@ -82,8 +82,9 @@ class Lane:
         self.num_departures = 0
         """Sequences that have left the lane."""
         self.blocked_head: tuple[int, int, int, int] | None = None
-        """Ticket and rank of the sequence that found no blocks, with the departures and cached blocks then: while these
-        are the same, it finds none again."""
+        """Ticket and rank of the sequence that found no blocks, with the departures then and the time of a recheck."""
+        self.num_prefills_in_a_row = 0
+        """Iterations of prefill alone since the last with decodes, where phases are separate."""
         self.batch_is_closed = False
         """Under request-level batching: members stay, and nobody joins, until the last of them has ended."""
         self.iteration = 0
@@ -255,6 +256,7 @@ class Lane:
         assert self.in_flight is None and self.occupant[slot] is sequence
         self.publish(sequence)
         sequence.tokens = self.tokens[slot, : self.length[slot]].copy()
+        sequence.num_reached = max(sequence.num_reached, int(self.computed[slot]))
         sequence.last_token_at = float(self.last_token_at[slot])
         self.pool.release(self.table(slot), sequence.retention)
         self.leave_slot(sequence)

@@ -15,7 +15,7 @@ from scheduler_svc.core.sequence import Key, Sequence, WaitReason
 from scheduler_svc.core.wait_clock import BEHIND, WaitClock
 from scheduler_svc.core.waiting_queue import Line, WaitingQueue
 
-LATE = 1e15
+LATE = 1e9
 """Added to the deadlines of those that will miss theirs: they come after all others of their rank."""
 
 
@@ -85,7 +85,10 @@ class ModelQueue:
         if self.share is not None:
             self.share.enter(sequence.tenant)
         if self._ageing:
-            heapq.heappush(self._timers, (now + self._ageing, sequence.ticket, False, sequence))
+            # What it has waited before counts: who is preempted again and again must rise too.
+            due = now + self._ageing - sum(sequence.waited.values()) % self._ageing
+            heapq.heappush(self._timers, (due, sequence.ticket, False, sequence))
+            self._compact()
         if self._config.discipline is Discipline.DEADLINE:
             self._watch_deadline(sequence, now)
         self.put_back(sequence)
@@ -161,6 +164,12 @@ class ModelQueue:
                 sequence.rank -= 1
             sequence.key = self._key(sequence, now)
             self._part(sequence).add(sequence)
+
+    def _compact(self) -> None:
+        """Forget the timers of those that have left, when they are many."""
+        if len(self._timers) > 64 and len(self._timers) > 4 * len(self.clock):
+            self._timers = [timer for timer in self._timers if timer[3] in self.clock and timer[3].ticket == timer[1]]
+            heapq.heapify(self._timers)
 
     # --- reasons ---
 

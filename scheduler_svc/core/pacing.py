@@ -12,11 +12,17 @@ MIN_RIDE = 16
 
 
 class Pace:
-    """A least-squares fit, forgetting slowly, of seconds = base + decode * rows + prefill * tokens on one lane."""
+    """A least-squares fit of seconds = base + decode * rows + prefill * tokens on one lane.
+
+    It forgets slowly; iterations with prefill are forgotten for newer ones with prefill only, and those without
+    likewise: a long stretch of one kind does not wipe out what is known of the other.
+    """
 
     def __init__(self) -> None:
-        self._moments = np.zeros((3, 3))
-        self._projection = np.zeros(3)
+        self._moments = np.zeros((2, 3, 3))
+        """Sums over iterations without prefill, and with it."""
+        self._projection = np.zeros((2, 3))
+        self.num_with_prefill = 0
         self.num_observed = 0
         self.mean_s = 0.0
         """Smoothed seconds of an iteration; 0 before the first."""
@@ -27,20 +33,24 @@ class Pace:
         self.mean_s += (seconds - self.mean_s) * (0.1 if self.num_observed > 1 else 1.0)
         if not fit:
             return
+        kind = int(num_prefill_tokens > 0)
+        self.num_with_prefill += kind
         row = np.array([1.0, num_decodes, num_prefill_tokens])
-        self._moments = MEMORY * self._moments + np.outer(row, row)
-        self._projection = MEMORY * self._projection + row * seconds
+        self._moments[kind] = MEMORY * self._moments[kind] + np.outer(row, row)
+        self._projection[kind] = MEMORY * self._projection[kind] + row * seconds
 
     def prefill_tokens(self, num_decodes: int, budget: int, target_s: float) -> int:
         """Prefill tokens, at most `budget`, with which an iteration stays within `target_s`; at least `MIN_RIDE`.
 
-        A guess of a quarter of the budget while too little was seen.
+        A guess of a quarter of the budget while too little was seen of prefill.
         """
-        if self.num_observed < MIN_OBSERVED:
-            return min(budget, max(MIN_RIDE, budget // 4))
-        ridge = np.diag(1e-6 * np.diag(self._moments) + 1e-9)
-        base, decode, prefill = np.linalg.solve(self._moments + ridge, self._projection).tolist()
+        guess = min(budget, max(MIN_RIDE, budget // 4))
+        if self.num_with_prefill < MIN_OBSERVED:
+            return guess
+        moments = self._moments.sum(0)
+        ridge = np.diag(1e-6 * np.diag(moments) + 1e-9)
+        base, decode, prefill = np.linalg.solve(moments + ridge, self._projection.sum(0)).tolist()
         left = target_s - base - max(decode, 0.0) * num_decodes
         if prefill <= 0:
-            return budget
+            return guess
         return int(min(budget, max(MIN_RIDE, left / prefill)))

@@ -13,10 +13,14 @@ from scheduler_svc.core.config import Batching, Preemption, Prefill
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.lane import InFlight, Lane, PlanChanges
 from scheduler_svc.core.model_queue import ModelQueue
-from scheduler_svc.core.seating import WINDOW, Seating
+from scheduler_svc.core.seating import MAX_BARRED, WINDOW, Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
 
 NOBODY = np.empty(0, np.int64)
+
+
+MAX_PREFILLS_IN_A_ROW = 16
+"""Where phases are separate: prefills whose answers end at once take no lasting seat, and could go on for ever."""
 
 
 class Planner:
@@ -36,8 +40,12 @@ class Planner:
         assert lane.in_flight is None
         self.queue.refresh(self.now)
         if self.config.prefill is Prefill.SEPARATE:
-            self._plan_prefills(may_admit=True)
             decodes = NOBODY
+            if lane.num_prefills_in_a_row < MAX_PREFILLS_IN_A_ROW or not len(lane.decoding):
+                self._plan_prefills(may_admit=True)
+            elif not lane.draining:
+                self.queue.all_blocked(WaitReason.POLICY, self.now)
+            lane.num_prefills_in_a_row = lane.num_prefills_in_a_row + 1 if self.chunks else 0
             if not self.chunks:
                 if self._grow_decodes() and not lane.draining:
                     self.queue.blocked(self.queue.head(), WaitReason.KV_BLOCKS, [], self.now)
@@ -112,8 +120,8 @@ class Planner:
         lane = self.lane
         assert lane.may_preempt, "no room for a running sequence, and none may give way"
         self.num_chunk_tokens -= self.chunks.pop(victim, 0)
-        swapped = self.config.preemption is Preemption.SWAP and lane.swap_out(victim)
-        self.counters.recomputed_tokens += 0 if swapped else int(lane.computed[victim.slot])
+        if self.config.preemption is Preemption.SWAP:
+            lane.swap_out(victim)
         lane.release(victim)
         self.prefill_budget = self._prefill_beside(len(lane.decoding))
         victim.state = State.WAITING
@@ -176,12 +184,18 @@ class Planner:
         lane, queue = self.lane, self.queue
         whole_batch = self.config.batching is Batching.REQUEST
         aside: list[Sequence] = []
-        reason = WaitReason.NONE
+        num_barred, reason = 0, WaitReason.NONE
         while True:
             head = queue.head(long_above=longs[0].rank if longs and not whole_batch else None)
             if head is None:
                 break
-            if len(aside) < WINDOW and self.seating.passed_over(head):
+            is_barred = self.seating.is_barred(head)
+            if is_barred and num_barred == MAX_BARRED:
+                reason = WaitReason.POLICY
+                break
+            num_left = len(aside) - num_barred
+            if is_barred or (num_left < WINDOW and self.seating.is_left_to_a_peer(head)):
+                num_barred += is_barred
                 queue.set_aside(head)
                 aside.append(head)
                 continue
@@ -203,6 +217,7 @@ class Planner:
     def _note_admission(self, sequence: Sequence) -> None:
         lane, share = self.lane, self.queue.share
         computed = int(lane.computed[sequence.slot])
+        self.counters.recomputed_tokens += max(0, sequence.num_reached - computed)
         if share is not None:
             lane.tenant[sequence.slot] = share.index(sequence.tenant)
         if sequence.admitted < 0:

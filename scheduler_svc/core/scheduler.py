@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit
+from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit
 from common.wire.codec import Message
 from scheduler_svc.core.applier import Applied, apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
-from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.config import Prefill, SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.intake import misfit, sequences_of
 from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
@@ -254,24 +254,34 @@ class Scheduler:
             reason = WaitReason.PAUSED if self.lanes_of(model) else WaitReason.NO_EXECUTOR
             self.queues[model].all_blocked(reason, now)
 
-    def leave(self, lane: Lane) -> None:
-        """An executor wants to go: drain its lane from its next plan on."""
-        lane.draining = True
-
-    def drain(self, lane: Lane, now: float) -> None:
-        """Give a lane no new sequence; move its own to lanes that have the room, and let the others finish here."""
+    def leave(self, lane: Lane, now: float) -> None:
+        """An executor wants to go: give its lane no new sequence; from its next plan on its own move to others."""
+        if lane.draining:
+            return
         lane.draining = True
         model = lane.model.name
-        peers = self._admitting(model)
-        if lane.in_flight is None:
-            for sequence in lane.running():
-                if any(peer.could_hold(sequence) for peer in peers):
-                    lane.release(sequence)
-                    sequence.state = State.WAITING
-                    self.queues[model].add(sequence, now)
         self._note_lanes(model, now)
         self._measure_capacity(model)
         self._end_too_large(model, now)
+
+    def drain(self, lane: Lane, now: float) -> None:
+        """As `leave`, and move its sequences now, if it is idle. Those for whom no other lane has room finish here."""
+        self.leave(lane, now)
+        if lane.in_flight is None:
+            self._move_away(lane, now)
+
+    def _move_away(self, lane: Lane, now: float) -> None:
+        """Send a lane's sequences back to the queue, as many as its peers have seats and blocks for."""
+        room = {p: [len(p.free_slots), p.pool.num_available] for p in self._admitting(lane.model.name) if p is not lane}
+        for sequence in sorted(lane.running(), key=lambda sequence: sequence.key):
+            need = lane.num_blocks_for(sequence.num_tokens + 1)
+            for peer, (seats, blocks) in room.items():
+                if seats and need <= blocks and peer.could_hold(sequence):
+                    room[peer] = [seats - 1, blocks - need]
+                    lane.release(sequence)
+                    sequence.state = State.WAITING
+                    self.queues[sequence.model].add(sequence, now)
+                    break
 
     def expire(self, now: float) -> float | None:
         """End what has waited out the hold time, and count how long all wait. Returns when to call again, or None."""
@@ -294,7 +304,7 @@ class Scheduler:
         """The lane's next iteration, or None when it has nothing to run. The lane must be idle."""
         model = lane.model.name
         if lane.draining:
-            self.drain(lane, now)
+            self._move_away(lane, now)
         peers = [other for other in self._admitting(model) if other is not lane]
         queue = self.queues[model]
         seating = Seating(lane, peers, queue, now)
@@ -312,7 +322,8 @@ class Scheduler:
         self.outbox.extend(prompt_scores(lane, result))
         for sequence, code in applied.finished:
             self.counters.e2e_latency.observe(now - sequence.arrived)
-            self.queues[sequence.model].lengths.observe(sequence.tenant, sequence.num_generated)
+            if code is not FinishCode.LENGTH:  # that one was cut: it tells nothing of how long answers are
+                self.queues[sequence.model].lengths.observe(sequence.tenant, sequence.num_generated)
             self._end(sequence, EndReason(code), now)
         for sequence in flight.deferred:
             lane.release(sequence)
@@ -359,7 +370,11 @@ class Scheduler:
                 return WaitReason.NONE
             if sequence.prefilling:
                 planned = any(member is sequence for member, _ in flight.prefills)
-                return WaitReason.NONE if planned else WaitReason.TOKEN_BUDGET
+                if planned:
+                    return WaitReason.NONE
+                # Where phases are separate it may be the turn of the decodes.
+                is_apart = self.config.prefill is Prefill.SEPARATE and not flight.prefills
+                return WaitReason.POLICY if is_apart else WaitReason.TOKEN_BUDGET
             # Only where phases are separate a decode stands aside.
             return WaitReason.NONE if len(flight.decodes) else WaitReason.POLICY
         return self.queues[sequence.model].clock.why(sequence)

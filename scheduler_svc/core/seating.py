@@ -10,7 +10,11 @@ from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.sequence import Sequence, WaitReason
 
 WINDOW = 32
-"""Sequences that a lane passes over, in one plan, to reach one that it should take."""
+"""Sequences that a lane leaves to others, in one plan; it takes the next one itself."""
+MAX_BARRED = 256
+"""Sequences that a lane must not take and passes over, in one plan; behind more of them the queue stands."""
+RECHECK = 8
+"""A head that found no blocks is weighed again when someone has left, and every so many iterations."""
 MIN_PATIENCE_S = 0.02
 PATIENCE = 4.0
 """A sequence is left to a lane that is the better place for so many of that lane's mean iterations, no longer."""
@@ -23,14 +27,15 @@ class Seating:
         self._lane, self._peers, self._queue, self._now = lane, peers, queue, now
         self._gate = Gate(lane, queue.lengths)
 
-    def passed_over(self, sequence: Sequence) -> bool:
-        """Whether those behind may come first: it is too large for this lane, a suspect beside another, or another
-        lane is the better place for it."""
+    def is_barred(self, sequence: Sequence) -> bool:
+        """Whether this lane must not take a sequence now: it is too large for it, or a suspect beside another."""
         lane = self._lane
         if not lane.could_hold(sequence):
             return True
-        if sequence.is_suspect and any(other.is_suspect for other in lane.running()):
-            return True
+        return sequence.is_suspect and any(other.is_suspect for other in lane.running())
+
+    def is_left_to_a_peer(self, sequence: Sequence) -> bool:
+        """Whether another lane is the better place for it, and takes it soon."""
         return any(self._is_left_to(peer, sequence) for peer in self._peers)
 
     def admit(self, sequence: Sequence, preempt: Callable[[Sequence], None]) -> WaitReason:
@@ -38,7 +43,7 @@ class Seating:
         lane = self._lane
         if not lane.free_slots and not self._may_preempt_for(sequence):
             return WaitReason.SEATS
-        state = (sequence.ticket, sequence.rank, lane.num_departures, lane.pool.num_cached)
+        state = (sequence.ticket, sequence.rank, lane.num_departures, lane.iteration // RECHECK)
         if state == lane.blocked_head:
             return WaitReason.KV_BLOCKS
         hit = lane.prefix_hit(sequence)
@@ -68,7 +73,7 @@ class Seating:
         A longer prefix outweighs an imbalance of up to an eighth of the seats.
         """
         lane = self._lane
-        more = len(peer.prefix_hit(sequence)) - len(lane.prefix_hit(sequence))
+        more = _blocks_at_hand(peer, sequence) - _blocks_at_hand(lane, sequence)
         slack = max(1, lane.seats // 8) if more else 0
         total = len(self._queue) + lane.num_running + sum(other.num_running for other in self._peers)
         share = -(-total // (1 + len(self._peers)))
@@ -113,3 +118,10 @@ class Seating:
             else:
                 low = middle + 1
         return candidates[:low] if low <= len(candidates) else []
+
+
+def _blocks_at_hand(lane: Lane, sequence: Sequence) -> int:
+    """Blocks of a waiting sequence's KV that a lane holds: cached ones, or those that were swapped out."""
+    hit = len(lane.prefix_hit(sequence))
+    swapped = sequence.swapped
+    return max(hit, len(swapped.blocks)) if swapped is not None and swapped.lane is lane else hit

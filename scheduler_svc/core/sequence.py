@@ -80,6 +80,8 @@ class Sequence:
     waited: dict[WaitReason, float] = field(default_factory=dict)
     """Seconds in queues, by reason; the present stay is added when it ends."""
     swapped: SwappedKv | None = None
+    num_reached: int = 0
+    """Tokens whose KV was computed before it last left a lane."""
     ticket: int = 0
     """Rises with each entry into a queue: tells what a lane has seen waiting before."""
     state: State = State.WAITING

@@ -35,6 +35,9 @@ class WaitClock:
     def __len__(self) -> int:
         return len(self._entered)
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.number in self._entered
+
     def enter(self, sequence: Sequence, now: float) -> None:
         self.advance(now)
         self._entered[sequence.number] = self._totals.copy()

@@ -181,7 +181,7 @@ class Player:
                 scheduler.detach(lane, now, guilty=guilty, reason=reason)
                 return step._replace(lane=lane, reason=reason)
             case Kind.LEAVE, []:
-                scheduler.leave(lane)
+                scheduler.leave(lane, now)
             case Kind.DRAIN, []:
                 scheduler.drain(lane, now)
             case Kind.APPLY, packed:

@@ -129,6 +129,7 @@ class RecordedScheduler(Scheduler):
             super().end_all(reason, message, now)
 
     def attach(self, name: str, model: ModelCard, limits: Limits, now: float) -> Lane:
+        self._turn_over(Kind.ATTACH)  # now, lest the card stay in the segment before
         with self._frame(Kind.ATTACH, name, self._card(model), pack_limits(limits), now=now):
             return super().attach(name, model, limits, now)
 
@@ -146,9 +147,9 @@ class RecordedScheduler(Scheduler):
         with self._frame(Kind.DETACH, self._number(lane), guilty, reason, now=now):
             super().detach(lane, now, guilty=guilty, reason=reason)
 
-    def leave(self, lane: Lane) -> None:
-        with self._frame(Kind.LEAVE, self._number(lane)):
-            super().leave(lane)
+    def leave(self, lane: Lane, now: float) -> None:
+        with self._frame(Kind.LEAVE, self._number(lane), now=now):
+            super().leave(lane, now)
 
     def drain(self, lane: Lane, now: float) -> None:
         with self._frame(Kind.DRAIN, self._number(lane), now=now):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
+from hashlib import blake2b
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from common.wire import Message, ModelCard
 from common.wire.codec import Part
 from scheduler_svc.core import Lane, SchedulerConfig, Sequence
 from scheduler_svc.core.sequence import SwappedKv
-from scheduler_svc.plan_log.format import FormatError
+from scheduler_svc.plan_log.format import FormatError, pack_frame
 from scheduler_svc.plan_log.messages import pack_card, unpack_card
 
 GONE = -1
@@ -29,14 +30,16 @@ class Packing:
         self.schema, self.numbers = schema, numbers
         """Numbers of the sequences that are packed: those that are live, or that an iteration in flight holds."""
         self.cards: list[Any] = []
-        self._place: dict[int, int] = {}
+        self._place: dict[bytes, int] = {}
 
     def card(self, card: ModelCard) -> int:
         """The place of a card among the packed ones; lanes and models mostly share theirs."""
-        if id(card) not in self._place:
-            self._place[id(card)] = len(self.cards)
-            self.cards.append(pack_card(card))
-        return self._place[id(card)]
+        packed = pack_card(card)
+        key = blake2b(pack_frame(packed), digest_size=16).digest()
+        if key not in self._place:
+            self._place[key] = len(self.cards)
+            self.cards.append(packed)
+        return self._place[key]
 
 
 class Restoring:

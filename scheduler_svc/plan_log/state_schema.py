@@ -98,7 +98,9 @@ _FIELDS: dict[type, Fields] = {
     Sequence: {
         **_plain("owner", "stream", "index", "request_id", "model", "priority", "number", "arrived", "prompt_length"),
         **_plain("tenant", "salt", "deadline", "rank", "ticket", "slot", "aborted", "prefilling", "is_long"),
-        **_plain("hash_key", "fingerprint", "cached_tokens", "admitted", "last_token_at", "num_preemptions"),
+        **_plain(
+            "hash_key", "fingerprint", "cached_tokens", "admitted", "last_token_at", "num_preemptions", "num_reached"
+        ),
         **_plain("strikes", "struck_at"),
         "params": WirePart(SamplingParams),
         "tokens": ARRAY,
@@ -117,6 +119,7 @@ _FIELDS: dict[type, Fields] = {
         **_plain("epoch", "name", "block_size", "token_budget", "seats", "is_paged", "watermark_blocks", "draining"),
         "blocked_head": OrNone(Tupled(PLAIN, PLAIN, PLAIN, PLAIN)),
         **_plain("last_ticket", "num_departures", "batch_is_closed", "iteration"),
+        **_plain("num_prefills_in_a_row"),
         "pool": Instance(BlockPool, RunPool),
         "host": Instance(HostPool),
         "pace": Instance(Pace),
@@ -159,7 +162,7 @@ _FIELDS: dict[type, Fields] = {
         **dict.fromkeys(("_free", "_released"), Ints()),
         "_is_held": Converted(bytes, bytearray),
     },
-    Pace: {**_arrays("_moments", "_projection"), **_plain("num_observed", "mean_s")},
+    Pace: {**_arrays("_moments", "_projection"), **_plain("num_observed", "num_with_prefill", "mean_s")},
     OutputLengths: {"_all": ARRAY, "_by_tenant": Mapped(PLAIN, ARRAY, OrderedDict)},
     ModelQueue: {
         "_config": Given(lambda restoring: restoring.config),

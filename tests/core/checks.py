@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from common.wire import Plan
 from scheduler_svc.core import Lane, Sequence, State, WaitReason
 from scheduler_svc.core.config import Admission, Batching, Preemption, Prefill
+from scheduler_svc.core.planner import MAX_PREFILLS_IN_A_ROW
 from scheduler_svc.core.seating import WINDOW
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ def check_seated(world: World, lane: Lane) -> None:
         if sequence.slot in members:
             assert why is WaitReason.NONE
         elif why is WaitReason.POLICY:
-            assert world.config.prefill is Prefill.SEPARATE and len(plan.prefills) and not sequence.prefilling
+            # Where phases are separate, one of them has the iteration.
+            assert world.config.prefill is Prefill.SEPARATE
+            assert not len(plan.prefills) if sequence.prefilling else len(plan.prefills)
         else:
             assert why is WaitReason.TOKEN_BUDGET and sequence.prefilling
             assert tokens_are_used_up(world, lane, plan), "a seated sequence waits for tokens that are left"
@@ -84,6 +87,8 @@ def check_reasons(world: World) -> None:
 def check_full(world: World, lane: Lane, plan: Plan | None, *, preempted: bool) -> None:
     """Work conserving: the next sequence in order has no place in the plan that was just made."""
     if world.config.batching is Batching.REQUEST and lane.epoch in world.closed:
+        return
+    if plan is not None and len(plan.decodes) and world.prefills_before[lane.epoch] >= MAX_PREFILLS_IN_A_ROW:
         return
     longs = [sequence.rank for sequence in lane.prefilling if sequence.is_long]
     whole_batch = world.config.batching is Batching.REQUEST

@@ -104,6 +104,8 @@ class World:
         self.out: dict[int, Outing] = {}
         self.streams: dict[tuple[int, int], Stream] = {}
         self.plans: list[Plan] = []
+        self.prefills_before: dict[int, int] = {}
+        """By epoch: iterations of prefill alone before the newest plan."""
         self.closed: set[int] = set()
         """Epochs whose lanes held members of a batch before the plan in flight."""
         self.open: set[tuple[int, int]] = set()
@@ -244,6 +246,7 @@ class World:
         """Plan an idle lane and let its executor run the plan; the result waits for `deliver`."""
         (self.closed.add if lane.num_running else self.closed.discard)(lane.epoch)
         self.leaving.discard(lane.epoch)
+        self.prefills_before[lane.epoch] = lane.num_prefills_in_a_row
         plan = self.scheduler.plan(lane, self.now)
         self.read_outbox(None)
         if plan is None:
@@ -320,7 +323,8 @@ class World:
 
     def leave(self, lane: Lane) -> None:
         """An executor says that it wants to go; the core hears it at the lane's next plan."""
-        self.scheduler.leave(lane)
+        self.scheduler.leave(lane, self.now)
+        self.read_outbox(None)
         self.leaving.add(lane.epoch)
 
     def drain(self, lane: Lane) -> None:

@@ -119,7 +119,7 @@ def wander(world: RecordedWorld, seed: int, num_steps: int, *, segment_every: in
             case "drain" if world.lanes:
                 world.scheduler.drain(draw.choice(world.lanes), world.now)
             case "leave" if world.lanes:
-                world.scheduler.leave(draw.choice(world.lanes))
+                world.leave(draw.choice(world.lanes))
         world.read_outbox(None)
     return world
 
