@@ -72,12 +72,20 @@ class Player:
         self.header: Header
         self._following: tuple[bytes, int] | None = None
         """(run, part) of the segment that would go on from here."""
+        self._num_cut = 0
+        """Segments whose end is missing, as of the last one that began."""
         self._cards: dict[int, list[Any]] = {}
         self._frames = _Frames(self.segments)
 
     def steps(self) -> Iterator[Step]:
         """Play the log. Raises `Difference` at the first decision that is not the one in the log, `FormatError` for a
         file that cannot be read or was written by another version."""
+        try:
+            yield from self._steps()
+        except WireError as error:
+            raise FormatError(f"a frame that cannot be read ({error})") from error
+
+    def _steps(self) -> Iterator[Step]:
         for frame in self._frames:
             if frame.kind is Kind.HEADER:
                 (self.header,) = frame.arguments
@@ -97,17 +105,24 @@ class Player:
         """Begin from a state, or see that it is the one reached so far. Returns whether it began."""
         header = self.header
         follows = state is not None and self._following == (header.run, header.part)
+        cut = [segment.path for segment in self.segments if segment.num_cut_bytes]
+        num_cut_before, self._num_cut = self._num_cut, len(cut)
+        if follows and len(cut) > num_cut_before:
+            raise FormatError(f"{cut[-1]}: its end is missing, though the log goes on")
         self._following = header.run, header.part + 1
-        if follows and state is not None:
-            found = compare_states(state, pack_state(self.scheduler))
-            if found:
-                raise Difference(f"the state where part {header.part} of the log begins: {found}")
-            return False
         if state is None:
             self.scheduler = Scheduler(header.config, first_epoch=header.first_epoch)
-        else:
-            self.scheduler = unpack_state(header.config, state)
-        return True
+            return True
+        try:
+            if not follows:
+                self.scheduler = unpack_state(header.config, state)
+                return True
+            found = compare_states(state, pack_state(self.scheduler))
+        except (ValueError, TypeError, LookupError) as error:
+            raise FormatError(f"a state that cannot be read ({type(error).__name__}: {error})") from error
+        if found:
+            raise Difference(f"the state where part {header.part} of the log begins: {found}")
+        return False
 
     def _play(self, frame: Frame) -> Step:
         """Run the verb of a frame, and compare how it went."""

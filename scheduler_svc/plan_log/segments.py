@@ -68,9 +68,7 @@ class Segment:
             if file.read(len(MAGIC)) != MAGIC:
                 raise FormatError("is no plan log")
             for block in self._blocks(file):
-                unpacker = msgpack.Unpacker(use_list=True, max_buffer_size=0)
-                unpacker.feed(block)
-                for raw in unpacker:
+                for raw in _unpack(block):
                     if type(raw) is not list or not raw:
                         raise FormatError("is no plan log that this version can read")
                     yield raw
@@ -88,6 +86,15 @@ class Segment:
                 self.num_cut_bytes = len(head) + len(stored)
                 return
             yield unpack_block(stored, size, checksum)
+
+
+def _unpack(block: bytes) -> Iterator[Any]:
+    unpacker = msgpack.Unpacker(use_list=True, max_buffer_size=0)
+    unpacker.feed(block)
+    try:
+        yield from unpacker
+    except (ValueError, msgpack.UnpackException) as error:
+        raise FormatError("is no plan log that this version can read") from error
 
 
 def _kind(number: int) -> Kind:

@@ -13,6 +13,7 @@ import pytest
 from common.wire import Plan, SamplingParams
 from scheduler_svc.core import Lane, Scheduler
 from scheduler_svc.plan_log.differences import compare_plans
+from scheduler_svc.plan_log.format import Kind
 from scheduler_svc.plan_log.replay import main
 from tests.scheduler.recorded import RecordedWorld, eventful
 
@@ -140,3 +141,28 @@ def test_new_sequences_are_compared_field_by_field(tmp_path: Path) -> None:
     text = compare_plans(plan, replace(plan, new=(changed,)), lambda slot: "r0/0")
     assert text.startswith("  new sequence in slot 0 r0/0: computed 0 in the log, 1 replayed, blocks [0, 1] in the log")
     assert text.endswith(", params")
+
+
+def test_a_segment_without_its_end_is_a_damaged_log_and_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later segment begins with the state that the missing frames led to."""
+    world = RecordedWorld(tmp_path)
+    world.attach()
+    for _ in range(2):
+        world.submit(6, 3)
+        world.run()
+        world.begin_segment()
+    first = min(world.close().iterdir())
+    first.write_bytes(first.read_bytes()[:-1])
+    assert main([str(tmp_path)], "gilir replay") == 2
+    told = capsys.readouterr()
+    assert "segment-000001.planlog: its end is missing, though the log goes on" in told.err and not told.out
+
+
+def test_a_frame_that_holds_no_message_is_a_damaged_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = RecordedWorld(tmp_path)
+    world.attach()
+    world.log.write(world.now, Kind.SUBMIT, 0, b"junk")
+    assert main([str(world.close())], "gilir replay") == 2
+    assert "gilir replay: a frame that cannot be read" in capsys.readouterr().err
