@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from common.wire import Account, Inquiry, SequenceAccount
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, WaitReason
 
-MAX_SEQUENCES = 4096
-"""Clients may give many requests one id; no more of them are told of."""
+MAX_SEQUENCES = 256
+"""Clients may give many requests one id; no more of them are told of, since the core serves nobody meanwhile."""
 
 
 def account_of(scheduler: Scheduler, inquiry: Inquiry, now: float) -> Account:
     """Where the live sequences of a request stand; none when it has ended or never was."""
-    group = scheduler.by_request.get(inquiry.request_id, [])[:MAX_SEQUENCES]
+    group = list(islice(scheduler.by_request.get(inquiry.request_id, {}).values(), MAX_SEQUENCES))
     model = group[0].model if group else ""
     waiting = len(scheduler.queues[model]) if group else 0
     return Account(inquiry.number, model, waiting, tuple(_sequence(scheduler, s, now) for s in group))

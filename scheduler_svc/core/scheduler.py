@@ -47,8 +47,8 @@ class Scheduler:
         """(frontend, message) in the order in which they must be sent."""
         self.live: dict[tuple[int, int], Sequence] = {}
         """Every accepted sequence that has not ended, by (frontend, stream)."""
-        self.by_request: dict[str, list[Sequence]] = {}
-        """The same, by request id; clients may use one for several requests."""
+        self.by_request: dict[str, dict[int, Sequence]] = {}
+        """The same, by request id, then number; clients may use one id for many requests."""
         self._vacant_since: dict[str, float] = {}
         """Since when a known model has had no lane."""
         self._num_submitted = 0
@@ -69,7 +69,7 @@ class Scheduler:
         for sequence in sequences_of(owner, request, self._num_submitted, now, self.config):
             self._num_submitted += 1
             self.live[owner, sequence.stream] = sequence
-            self.by_request.setdefault(request.request_id, []).append(sequence)
+            self.by_request.setdefault(request.request_id, {})[sequence.number] = sequence
             queue.begin(sequence)
             queue.add(sequence, now)
 
@@ -132,7 +132,7 @@ class Scheduler:
         queue.end(sequence)
         del self.live[sequence.owner, sequence.stream]
         siblings = self.by_request[sequence.request_id]
-        siblings.remove(sequence)
+        del siblings[sequence.number]
         if not siblings:
             del self.by_request[sequence.request_id]
         self.counters.ended[reason.name] += 1
@@ -397,7 +397,7 @@ class Scheduler:
         live = {id(s) for s in self.live.values()}
         fenced = {id(s) for s in running if s.aborted}
         assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"
-        assert {id(s) for group in self.by_request.values() for s in group} == live
+        assert {id(s) for group in self.by_request.values() for s in group.values()} == live
         for lane in self.lanes.values():
             swapped = [s.swapped for s in waiting if s.swapped is not None and s.swapped.lane is lane]
             lane.host.check_invariants([kv.blocks for kv in swapped])

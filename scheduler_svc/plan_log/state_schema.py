@@ -80,7 +80,7 @@ _FIELDS: dict[type, Fields] = {
         "models": Mapped(PLAIN, Card()),
         "outbox": Given(lambda restoring: []),
         "live": Mapped(PAIR, SEQUENCE),
-        "by_request": Mapped(PLAIN, Listed(SEQUENCE)),
+        "by_request": Mapped(PLAIN, Mapped(PLAIN, SEQUENCE)),
         **dict.fromkeys(("kv_capacity", "_vacant_since"), Mapped(PLAIN, PLAIN)),
         **_plain("_num_submitted", "_last_epoch", "_mean_gap_s", "_last_ended_at"),
     },
