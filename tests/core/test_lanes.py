@@ -9,15 +9,11 @@ import pytest
 from common.wire import EndReason, Limits, ModelCard
 from scheduler_svc.core import AttachError, Lane, Sequence, State, WaitReason
 from tests.core.model_executor import card
-from tests.core.world import Stream, World
+from tests.core.world import Stream, World, whole
 
 
 def reason(stream: Stream) -> EndReason | None:
     return None if stream.ended is None else EndReason(stream.ended.reason)
-
-
-def whole(*streams: Stream) -> bool:
-    return all(stream.ended is not None and stream.tokens == stream.expected for stream in streams)
 
 
 def long_answers(world: World, count: int, **params: object) -> list[Stream]:

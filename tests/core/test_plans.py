@@ -8,7 +8,7 @@ import pytest
 from common.wire import EndReason, Plan, decode, encode
 from scheduler_svc.core import SchedulerConfig, State, WaitReason
 from tests.core.model_executor import card
-from tests.core.world import Stream, World
+from tests.core.world import Stream, World, whole
 
 
 def chunks(world: World, stream: Stream) -> list[int]:
@@ -21,10 +21,6 @@ def chunks(world: World, stream: Stream) -> list[int]:
             if slots[slot] == tuple(stream.prompt):
                 found.append(length)
     return found
-
-
-def whole(*streams: Stream) -> bool:
-    return all(stream.ended is not None and stream.tokens == stream.expected for stream in streams)
 
 
 # --- chunks (C26) ---

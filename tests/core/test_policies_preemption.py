@@ -11,13 +11,9 @@ from common.wire import EndReason
 from scheduler_svc.core import Lane, State, WaitReason
 from scheduler_svc.core.config import Admission, Discipline, KvLayout, Preemption, Prefill
 from tests.core.model_executor import card
-from tests.core.world import Stream, World
+from tests.core.world import Stream, World, whole
 
 GIVE_WAY = [Preemption.RECOMPUTE, Preemption.SWAP]
-
-
-def whole(*streams: Stream) -> bool:
-    return all(stream.ended is not None and stream.tokens == stream.expected for stream in streams)
 
 
 def until_preempted(world: World) -> None:

@@ -369,3 +369,8 @@ class World:
         """Stream numbers in the iteration that is in flight, decodes first."""
         plan = self.out[lane.epoch].plan
         return [int(lane.stream[slot]) for slot in [*plan.decodes.tolist(), *plan.prefills.tolist()]]
+
+
+def whole(*streams: Stream) -> bool:
+    """Whether each was served all of its answer."""
+    return all(s.ended is not None and s.ended.reason in SERVED and s.tokens == s.expected for s in streams)
