@@ -2,7 +2,7 @@
 
 Each tenant's counter rises with the service it gets: computed prompt tokens, and generated ones at a higher price, both
 divided by its weight. The tenant with the lowest counter is served next. Who comes back after a pause is lifted to the
-lowest counter among those that wait, so that idle time earns no credit.
+lowest counter among those that wait, or to what all were charged on average, so that idle time earns no credit.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class FairShare:
         """Who is in it."""
         self._last_left = 0.0
         """Counter of the tenant that emptied the queue."""
+        self._mean = 0.0
+        """What a live tenant was charged on average. New ones begin no lower: were they all to begin at the lowest that
+        waits, an endless row of them would keep that where it is, and who was served more would wait for ever."""
 
     def counter(self, tenant: str) -> float:
         """Virtual tokens of a tenant; 0 for one that is not known."""
@@ -63,7 +66,8 @@ class FairShare:
         index = self.index(tenant)
         if not self._waiting[tenant]:
             floor = self._lowest_waiting()
-            self._virtual[index] = max(self._virtual[index], self._last_left if floor is None else floor)
+            self._mean = max(self._mean, self._last_left if floor is None else floor)
+            self._virtual[index] = max(self._virtual[index], self._mean)
             if tenant not in self._listed:
                 self._listed.add(tenant)
                 heapq.heappush(self._lowest, (float(self._virtual[index]), tenant))
@@ -98,12 +102,16 @@ class FairShare:
         heapq.heapify(self._lowest)
 
     def charge_prompt(self, tenant: str, num_tokens: int) -> None:
-        self._virtual[self.index(tenant)] += num_tokens / self._weights.get(tenant, 1.0)
+        charge = num_tokens / self._weights.get(tenant, 1.0)
+        self._virtual[self.index(tenant)] += charge
+        self._mean += charge / max(1, len(self._live))
 
     def charge_generated(self, tenants: NDArray[np.int32]) -> None:
         """One generated token each for these tenant numbers."""
         counts = np.bincount(tenants)
-        self._virtual[: len(counts)] += counts * self._price[: len(counts)]
+        charges = counts * self._price[: len(counts)]
+        self._virtual[: len(counts)] += charges
+        self._mean += float(charges.sum()) / max(1, len(self._live))
 
     def _lowest_waiting(self) -> float | None:
         """The lowest counter among tenants that wait."""

@@ -182,7 +182,7 @@ _FIELDS: dict[type, Fields] = {
     },
     FairShare: {
         "_weights": Given(lambda restoring: restoring.config.tenant_weights),
-        **_plain("_output_token_weight", "_free", "_last_left"),
+        **_plain("_output_token_weight", "_free", "_last_left", "_mean"),
         "_index": Mapped(PLAIN, PLAIN),
         **_arrays("_virtual", "_price"),
         **dict.fromkeys(("_waiting", "_live"), COUNTER),

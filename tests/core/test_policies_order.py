@@ -330,3 +330,19 @@ def test_an_ageing_below_the_clocks_resolution_ends() -> None:
     world.submit(4, 2, priority=3)
     world.run()
     world.check_idle()
+
+
+def test_an_endless_row_of_new_tenants_keeps_nobody_out() -> None:
+    """Each began at the lowest counter that waited, which so never rose: who was ahead of it once waited for ever."""
+    world = World(discipline=Discipline.FAIR)
+    world.attach(seats=1, budget=16)
+    world.submit(12, 3, tenant="served before", ignore_eos=True)
+    world.run()
+    for i in range(2):
+        world.submit(8, 2, tenant=f"new {i}", ignore_eos=True)
+    (back,) = world.submit(8, 2, tenant="served before", ignore_eos=True)
+    for i in range(2, 100):
+        world.submit(8, 2, tenant=f"new {i}", ignore_eos=True)
+        world.iterate()
+        world.iterate()
+    assert back.over
