@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+ABSURD = 1e12
+"""Longer than any sequence; larger numbers are cut to it, so that they are refused as whole numbers."""
 ARRIVALS = ("trace", "poisson", "gamma", "bursts", "all-at-once", "closed")
 
 
@@ -32,13 +34,15 @@ def draw(text: str, count: int, random: np.random.Generator) -> Ints:
         raise DistributionError(f"{text!r}: {kind} needs numbers") from None
     if not all(math.isfinite(number) for number in numbers) or numbers[0] < 1 or numbers[-1] < 0:
         raise DistributionError(f"{text!r}: the numbers must be at least 1 (sigma: at least 0)")
+    numbers = [min(number, ABSURD) for number in numbers]
     if kind == "fixed":
         return np.full(count, int(numbers[0]), np.int64)
     if kind == "uniform":
         if numbers[1] < numbers[0]:
             raise DistributionError(f"{text!r}: the second number is below the first")
         return random.integers(int(numbers[0]), int(numbers[1]) + 1, count)
-    return np.maximum(np.rint(numbers[0] * random.lognormal(0.0, numbers[1], count)), 1).astype(np.int64)
+    lengths = np.rint(numbers[0] * random.lognormal(0.0, numbers[1], count))
+    return np.clip(lengths, 1, ABSURD).astype(np.int64)
 
 
 def arrivals(kind: str, count: int, rate: float, cv: float, burst: int, random: np.random.Generator) -> Floats:

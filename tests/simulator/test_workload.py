@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler_svc.simulator.distributions import DistributionError, arrivals, draw
+from scheduler_svc.simulator.distributions import ABSURD, DistributionError, arrivals, draw
 from scheduler_svc.simulator.workload import WorkloadError, WorkloadSettings, build
 from tests.simulator.test_traces import AZURE, MOONCAKE, SHAREGPT, write
 
@@ -25,6 +25,11 @@ def test_lengths_follow_their_distribution() -> None:
     lengths = draw("lognormal:100:0.5", 4000, random())
     assert np.median(lengths) == pytest.approx(100, rel=0.05)
     assert np.log(lengths).std() == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("text", ["fixed:1e30", "uniform:1:1e19", "lognormal:1e30:1", "lognormal:9:1e9"])
+def test_an_absurd_length_is_a_length_and_no_overflow(text: str) -> None:
+    assert 1 <= draw(text, 50, random()).max() <= ABSURD
 
 
 @pytest.mark.parametrize(
