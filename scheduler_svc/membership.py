@@ -25,6 +25,7 @@ from common.wire import (
     hello_protocol,
 )
 from scheduler_svc.core import AttachError, Lane, LaneError, Scheduler
+from scheduler_svc.core.config import Preemption
 
 log = structlog.get_logger()
 
@@ -159,6 +160,8 @@ class Membership:
             blocks=hello.limits.num_blocks,
             seats=lane.seats,
         )
+        if self._scheduler.config.preemption is Preemption.SWAP and not hello.limits.num_host_blocks:
+            log.warning("nothing can be swapped: the executor has no host blocks", executor=hello.name)
 
     def _log_refusal(self, name: str, reason: str, now: float) -> None:
         """A refused executor asks again each second; that is logged now and then."""

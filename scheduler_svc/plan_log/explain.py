@@ -74,7 +74,10 @@ class Explainer:
     """Follows the sequences of one request id through the steps of a replay."""
 
     def __init__(self, request_id: str) -> None:
+        # As answers and traces write it, too.
+        bare = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
         self._request_id = request_id
+        self._ids = {request_id, bare, bare.rsplit("/", 1)[0]}
         self.stories: list[Story] = []
         self._open: dict[tuple[int, int], Story] = {}
 
@@ -106,12 +109,12 @@ class Explainer:
         """A run begins, maybe in its middle; what is live there has a past that the log does not hold."""
         self._open.clear()
         for key, sequence in scheduler.live.items():
-            if sequence.request_id == self._request_id:
+            if sequence.request_id in self._ids:
                 self._open_story(key, sequence, now, header, sequence.prompt_length, from_the_start=False)
 
     def _take_request(self, step: Step, scheduler: Scheduler, header: Header) -> None:
         request = step.request
-        if request is None or request.request_id != self._request_id:
+        if request is None or request.request_id not in self._ids:
             return
         for stream in range(request.first_stream, request.first_stream + request.n):
             key = (step.owner, stream)

@@ -51,6 +51,15 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
             }
 
 
+def lanes(path: Path) -> Iterator[Lane]:
+    """Every lane that worked, once. Raises what `Player.steps` raises."""
+    seen: set[int] = set()
+    for step in Player(path).steps():
+        if step.lane is not None and step.lane.epoch not in seen:
+            seen.add(step.lane.epoch)
+            yield step.lane
+
+
 class IterationSample(NamedTuple):
     """One acknowledged iteration: what it held and how long it took."""
 

@@ -13,7 +13,7 @@ from scheduler_svc.plan_log.player import Player
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Exit status 0: identical; 1: a plan differs; 2: the log cannot be read."""
+    """Exit status 0: identical; 1: a plan differs, or there is no such request; 2: the log cannot be read."""
     parser = argparse.ArgumentParser(
         prog=prog, description="Run the core over a plan log again and compare every plan."
     )
@@ -52,4 +52,5 @@ def _replay(player: Player, explainer: Explainer | None, until: int | None) -> i
     print(f"replayed {player.num_iterations} iterations, {player.num_requests} requests: {outcome}")
     if different:
         print(different)
-    return 1 if different else 0
+    missing = explainer is not None and not explainer.stories
+    return 1 if different or missing else 0

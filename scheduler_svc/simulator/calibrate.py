@@ -9,10 +9,15 @@ from pathlib import Path
 from scheduler_svc.simulator.cost_model import CostModel
 from scheduler_svc.simulator.fitting import Fit, FitError, fit
 from scheduler_svc.simulator.iteration import FEATURES
-from scheduler_svc.simulator.samples import LogError, iterations
+from scheduler_svc.simulator.samples import LogError, executor_of, iterations
 
 DESCRIPTION = """Fits the duration of iterations to what they computed, and writes a cost model for `gilir simulate`.
 The log comes from a service that was started with --plan-log and served a load like the one to be simulated."""
+
+
+POOR = 0.25
+POOR_TEXT = """warning: the fit is poor. Record minutes of a load like yours, with few and with many sequences at a time
+and with long prompts, on a machine that does nothing else; --skip leaves out the first iterations"""
 
 
 def main(arguments: list[str], prog: str) -> int:
@@ -25,24 +30,28 @@ def main(arguments: list[str], prog: str) -> int:
     options = parser.parse_args(arguments)
     try:
         found = fit(list(iterations(options.log))[max(options.skip, 0) :])
+        executor = executor_of(options.log)
     except (LogError, FitError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    model = cost_model(found, options.name or options.output.stem, f"plan log {options.log.name}")
+    model = cost_model(found, options.name or options.output.stem, f"plan log {options.log.name}", executor)
     try:
         options.output.write_text(model.to_json())
     except OSError as error:
         print(f"{prog}: --output: {options.output}: {error.strerror}", file=sys.stderr)
         return 2
     print(describe(found), end="")
+    if found.median_error > POOR:
+        print(f"{prog}: {POOR_TEXT}", file=sys.stderr)
     return 0
 
 
-def cost_model(found: Fit, name: str, source: str) -> CostModel:
+def cost_model(found: Fit, name: str, source: str, executor: dict[str, int]) -> CostModel:
     """The fit as a cost model that tells where it comes from and how far off it is."""
     return CostModel(
         name=name,
         pieces=found.pieces,
+        executor=executor,
         fit={
             "source": source,
             "shape": shape(found),

@@ -6,8 +6,10 @@ import argparse
 import json
 import sys
 import time
+from enum import StrEnum
 from pathlib import Path
 
+from scheduler_svc.core.config import Preemption
 from scheduler_svc.simulator import cost_model
 from scheduler_svc.simulator.cost_model import CostModelError
 from scheduler_svc.simulator.distributions import ARRIVALS
@@ -114,6 +116,9 @@ def _rows(options: argparse.Namespace, num_requests: int) -> list[Row]:
             rows.append(changed(base, name, changes))
         except SettingError as error:
             raise SettingError(f"--compare {text}: {error}") from None
+    for row in rows:
+        if row.config.preemption is Preemption.SWAP and not row.setup.host_blocks:
+            print(f"{row.name}: without --host-blocks nothing can be swapped: it is recomputed", file=sys.stderr)
     return rows
 
 
@@ -154,7 +159,10 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         executor.add_argument(_flag(name), dest=f"set_{name}", metavar="MS", help=f"{text} (the cost model's)")
     scheduler = parser.add_argument_group("scheduler", "the service's settings, with the service's defaults")
     for name, one in CONFIG_FIELDS.items():
-        shown = "as many as there are requests" if name == "max_waiting" else str(one.default)
+        shown = {"max_waiting": "as many as there are requests", "tenant_weights": "JSON; 1 each"}.get(name)
+        if shown is None:
+            choices = " | ".join(type(one.default)) if isinstance(one.default, StrEnum) else ""
+            shown = f"{choices} ({one.default})" if choices else str(one.default)
         if isinstance(one.default, bool):
             scheduler.add_argument(_flag(name), dest=f"set_{name}", nargs="?", const="true", metavar="BOOL", help=shown)
             scheduler.add_argument(

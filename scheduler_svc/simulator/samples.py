@@ -28,6 +28,17 @@ def iterations(path: Path, begin: float = float("-inf"), end: float = float("inf
         raise LogError(f"{path}: {error}") from None
 
 
+def executor_of(path: Path) -> dict[str, int]:
+    """What the last executor that attached can hold, as a cost model tells it. Raises `LogError`."""
+    found: dict[str, int] = {}
+    try:
+        for lane in reader.lanes(path):
+            found = {"block_size": lane.block_size, "blocks": lane.limits.num_blocks, "seats": lane.seats}
+    except (FormatError, Difference, OSError) as error:
+        raise LogError(f"{path}: {error}") from None
+    return found
+
+
 def sample(one: reader.IterationSample) -> IterationSample:
     """What the cost model needs of an iteration of the log."""
     return IterationSample(

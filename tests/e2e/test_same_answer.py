@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+pytestmark = pytest.mark.timeout(400)  # a CPU without a strict mode of its math library is slow
 TEXTS = [
     "In the beginning",
     "The king said to his servants, and they",

@@ -110,7 +110,9 @@ def test_the_story_of_a_refused_an_unserved_and_an_unknown_request(tmp_path: Pat
     assert explain(world, "r1") == 0
     text = printed()
     assert re.search(r"0\.000 s +9\.000 s +- +no_executor", text) and "the log ends here" in text
-    assert explain(world, "r7") == 0
+    assert explain(world, "cmpl-r1/1") == 0
+    assert "no_executor" in printed()
+    assert explain(world, "r7") == 1
     assert "there is no request 'r7' in this log" in printed()
 
 
