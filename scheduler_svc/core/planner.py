@@ -41,7 +41,8 @@ class Planner:
         self.queue.refresh(self.now)
         if self.config.prefill is Prefill.SEPARATE:
             decodes = NOBODY
-            if lane.num_prefills_in_a_row < MAX_PREFILLS_IN_A_ROW or not len(lane.decoding):
+            prefills_first = lane.num_prefills_in_a_row < MAX_PREFILLS_IN_A_ROW or not len(lane.decoding)
+            if prefills_first:
                 self._plan_prefills(may_admit=True)
             elif not lane.draining:
                 self.queue.all_blocked(WaitReason.POLICY, self.now)
@@ -50,6 +51,9 @@ class Planner:
                 if self._grow_decodes() and not lane.draining:
                     self.queue.blocked(self.queue.head(), WaitReason.KV_BLOCKS, [], self.now)
                 decodes = lane.decoding
+                if not len(decodes) and not prefills_first:
+                    # It was their turn, and they all gave way to the prefills under way.
+                    self._plan_prefills(may_admit=False)
         else:
             preempted = self._grow_decodes()
             self.prefill_budget = self._prefill_beside(len(lane.decoding))

@@ -232,3 +232,16 @@ def test_a_target_that_cannot_be_met_still_lets_prompts_get_on(target_itl_ms: fl
     rows = paced(target_itl_ms)
     assert all(prefill == 16 for decodes, prefill, _ in rows if decodes and prefill and prefill >= 16)
     assert sum(prefill for _, prefill, _ in rows) >= 15 * len(rows)
+
+
+def test_prefills_go_on_when_the_decodes_whose_turn_it_is_all_give_way() -> None:
+    """The lane once had running sequences and no plan."""
+    world = World(prefill=Prefill.SEPARATE, max_prefill_chunk=1, watermark=0.0, long_prefill_threshold=1000)
+    world.attach(blocks=53, seats=4, budget=2, model=card(max_len=400))
+    (low,) = world.submit(4, 30, ignore_eos=True)
+    world.iterate()
+    world.iterate()
+    (high,) = world.submit(200, 2, priority=-1, ignore_eos=True)
+    while not low.over:
+        world.iterate()
+    assert whole(low, high) and world.scheduler.counters.preemptions == 1
