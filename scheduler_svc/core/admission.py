@@ -12,6 +12,10 @@ from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.prediction import OutputLengths
 from scheduler_svc.core.sequence import Sequence, WaitReason
 
+RECHECK = 8
+"""A predicted peak that was too high for the head is looked for again when somebody has left, and every so many
+iterations: it costs as much as all else in a plan, and falls slowly."""
+
 
 class Gate:
     """Admission to one lane at one moment."""
@@ -94,7 +98,7 @@ class Gate:
 
         The peak is looked for only where the sum of all needs does not fit; that is counted once a plan.
         """
-        predicted, num_tokens = self.predicted_length(sequence), len(sequence.tokens)
+        predicted = self.predicted_length(sequence)
         reserve = self._reserve
         if reserve is None or without:
             reserve = self._reserve_of(self._others(without))
@@ -104,7 +108,19 @@ class Gate:
             return True
         if self._admission is Admission.WORST_CASE:
             return False
-        lane, slots = self._lane, self._others(without)
+        state = (sequence.ticket, self._lane.num_departures, self._lane.iteration // RECHECK)
+        if not without and self._lane.peak_too_high == state:
+            return False
+        fits = self._peak_fits(len(sequence.tokens), predicted, hit, self._others(without), available)
+        if not fits and not without:
+            self._lane.peak_too_high = state
+        return fits
+
+    def _peak_fits(
+        self, num_tokens: int, predicted: int, hit: list[int], slots: NDArray[np.int64], available: int
+    ) -> bool:
+        """Whether the predicted peak of those at these slots and of a newcomer fits."""
+        lane = self._lane
         lengths = np.append(lane.length[slots], num_tokens)
         remaining = np.append(self._remaining(slots), predicted - num_tokens)
         held = np.append(lane.num_blocks[slots], len(hit))

@@ -81,8 +81,8 @@ class Lane:
         """The newest sequence that waited at the last plan, see `Sequence.ticket`."""
         self.num_departures = 0
         """Sequences that have left the lane."""
-        self.blocked_head: tuple[int, int, int, int] | None = None
-        """Ticket and rank of the sequence that found no blocks, with the departures then and the time of a recheck."""
+        self.peak_too_high: tuple[int, int, int] | None = None
+        """Ticket of the sequence with which the predicted peak did not fit, departures until then, and when."""
         self.num_prefills_in_a_row = 0
         """Iterations of prefill alone since the last with decodes, where phases are separate."""
         self.batch_is_closed = False

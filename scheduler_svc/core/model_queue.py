@@ -19,6 +19,10 @@ LATE = 1e9
 """Added to the deadlines of those that will miss theirs: they come after all others of their rank."""
 
 
+MAX_DUE = 512
+"""Timers seen to in one plan; when more are due at once, the next plans see to the others."""
+
+
 class ModelQueue:
     """Long prompts stand apart, so that short ones can pass a long prefill."""
 
@@ -149,7 +153,7 @@ class ModelQueue:
     def refresh(self, now: float) -> None:
         """Lift those that have waited long, and demote those that are late, for a while."""
         due: list[tuple[int, bool, Sequence]] = []
-        while self._timers and self._timers[0][0] <= now:
+        while self._timers and self._timers[0][0] <= now and len(due) < MAX_DUE:
             due.append(heapq.heappop(self._timers)[1:])
         best = min(self._classes, default=0)
         for ticket, is_deadline, sequence in due:

@@ -13,8 +13,6 @@ WINDOW = 32
 """Sequences that a lane leaves to others, in one plan; it takes the next one itself."""
 MAX_BARRED = 256
 """Sequences that a lane must not take and passes over, in one plan; behind more of them the queue stands."""
-RECHECK = 8
-"""A head that found no blocks is weighed again when someone has left, and every so many iterations."""
 MIN_PATIENCE_S = 0.02
 PATIENCE = 4.0
 """A sequence is left to a lane that is the better place for so many of that lane's mean iterations, no longer."""
@@ -43,15 +41,10 @@ class Seating:
         lane = self._lane
         if not lane.free_slots and not self._may_preempt_for(sequence):
             return WaitReason.SEATS
-        state = (sequence.ticket, sequence.rank, lane.num_departures, lane.iteration // RECHECK)
-        if state == lane.blocked_head:
-            return WaitReason.KV_BLOCKS
         hit = lane.prefix_hit(sequence)
         blocked_by = self._gate.blocked_by(sequence, hit)
         if blocked_by is not WaitReason.NONE:
             victims = self._lower_rank_victims(sequence, hit)
-            if not victims and blocked_by is WaitReason.KV_BLOCKS:
-                lane.blocked_head = state
             if not victims or any(self._takes_soon(peer, sequence) for peer in self._peers):
                 return blocked_by
             for victim in victims:

@@ -117,7 +117,7 @@ _FIELDS: dict[type, Fields] = {
         "model": Card(),
         "limits": WirePart(Limits),
         **_plain("epoch", "name", "block_size", "token_budget", "seats", "is_paged", "watermark_blocks", "draining"),
-        "blocked_head": OrNone(Tupled(PLAIN, PLAIN, PLAIN, PLAIN)),
+        "peak_too_high": OrNone(Tupled(PLAIN, PLAIN, PLAIN)),
         **_plain("last_ticket", "num_departures", "batch_is_closed", "iteration"),
         **_plain("num_prefills_in_a_row"),
         "pool": Instance(BlockPool, RunPool),
