@@ -28,6 +28,9 @@ PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
 """No message may be larger; sockets refuse larger frames before they are read (`ZMQ_MAXMSGSIZE`)."""
 
+SMALL_MESSAGE_BYTES = 8192
+"""A message of this size is parsed at once: its headers cannot announce more than some megabytes."""
+
 _kinds: dict[int, type[Message]] = {}
 
 
@@ -80,16 +83,32 @@ def message(kind: int) -> Callable[[type[M]], type[M]]:
 
 
 class Part:
-    """Field type of a message inside a message."""
+    """Field type of a message inside a message.
+
+    A part that is as its defaults make it, as logprobs mostly are, is one object for all, and costs next to nothing.
+    """
 
     def __init__(self, cls: type[Message]) -> None:
         self.cls = cls
+        self._usual: tuple[Message, list[Any]] | None = None
+        """The part of defaults and its encoding; no object where the class has fields without default."""
+
+    def _defaults(self) -> tuple[Message | None, list[Any]]:
+        if self._usual is None:
+            try:
+                made = self.cls()
+            except TypeError:
+                return None, []
+            self._usual = made, _pack(made, self.cls)
+        return self._usual
 
     def pack(self, value: Any) -> list[Any]:
-        return _pack(value, self.cls)
+        usual, packed = self._usual or self._defaults()
+        return packed if value is usual and usual is not None else _pack(value, self.cls)
 
     def unpack(self, raw: Any, path: str) -> Message:
-        return _build(self.cls, raw, path)
+        usual, packed = self._usual or self._defaults()
+        return usual if usual is not None and type(raw) is list and raw == packed else _build(self.cls, raw, path)
 
 
 def _pack(value: Any, cls: type[Message]) -> list[Any]:
@@ -145,9 +164,10 @@ def parse(data: bytes) -> list[Any]:
     if len(data) > MAX_MESSAGE_BYTES:
         raise WireError(f"message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     try:
-        scan = msgpack.Unpacker(None, max_buffer_size=len(data))
-        scan.feed(data)
-        scan.skip()
+        if len(data) > SMALL_MESSAGE_BYTES:
+            scan = msgpack.Unpacker(None, max_buffer_size=len(data))
+            scan.feed(data)
+            scan.skip()
         raw = msgpack.unpackb(data, raw=False, strict_map_key=True, use_list=True)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"not msgpack: {type(error).__name__}") from error
