@@ -57,7 +57,7 @@ def test_in_a_batch_and_over_prefix_hits(real_stack: Any, alone: dict[str, Any],
 
 
 def test_under_preemption_and_in_small_chunks(start: Callable[..., Any], alone: dict[str, Any]) -> None:
-    stack = start("--max-num-batched-tokens", "9", "--max-num-seqs", "6")
+    stack = start("--max-num-batched-tokens", "9", "--max-num-seqs", "6", "--admission", "immediate")
     # Room for about three of the six at their full length.
     stack.real("small", "--block-size", "8", "--num-blocks", "30", "--max-num-seqs", "6")
     stack.ready()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from executor_svc.determinism import reproducible_branch
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -28,21 +31,22 @@ def run(*command: str, **environment: str) -> str:
 @pytest.mark.timeout(600)
 def test_kernels_under_the_interpreter() -> None:
     pytest.importorskip("triton")
-    output = run("-m", "pytest", str(HERE / "interpreted"), "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+    # The interpreter multiplies with numpy, whose newer kernels round a row by its place in a tile on some CPUs.
+    plain = {"OPENBLAS_CORETYPE": "Nehalem"} if platform.machine() == "x86_64" else {}
+    output = run("-m", "pytest", str(HERE / "interpreted"), "-p", "no:cacheprovider", TRITON_INTERPRET="1", **plain)
     assert " passed" in output or "100%" in output
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="the promise rests on MKL")
 @pytest.mark.timeout(600)
 def test_same_answer_whatever_the_batch() -> None:
-    isa = "AVX512" if "AVX512" in torch.backends.cpu.get_cpu_capability() else "AVX2"
     run(
         "-m",
         "pytest",
         str(HERE / "invariance"),
         "-p",
         "no:cacheprovider",
-        MKL_CBWR=f"{isa},STRICT",
+        MKL_CBWR=reproducible_branch(Path("/proc/cpuinfo").read_text()),
         GILIR_TEST_INVARIANCE="1",
     )
 
