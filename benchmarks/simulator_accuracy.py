@@ -158,11 +158,10 @@ def calibrate(log: Path, stretches: Sequence[Stretch]) -> CostModel:
     at_core = core_times(log, steady.begin, steady.end)
     beside = float(np.median(steady.first_tokens()) - np.median(at_core))
     source = "plan log of benchmarks/simulator_accuracy.py: the embedded model in float32, one thread of a"
-    model = cost_model(
-        found, "embedded-cpu", f"{source} machine with {os.cpu_count()} cores, which serves the rest too"
-    )
     executor = {"blocks": SETUP.blocks, "block_size": SETUP.block_size, "seats": SETUP.seats, "token_limit": 512}
-    return replace(model, request_s=round(max(beside, 0.0), 6), executor=executor)
+    source = f"{source} machine with {os.cpu_count()} cores, which serves the rest too"
+    model = cost_model(found, "embedded-cpu", source, executor)
+    return replace(model, request_s=round(max(beside, 0.0), 6))
 
 
 def compare(stretch: Stretch, cost: CostModel) -> bool:
