@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from common.wire import Plan
 from scheduler_svc.core import Lane
-from scheduler_svc.plan_log.player import Player, Step, sequence_name
+from scheduler_svc.plan_log.player import Player, sequence_name
 from scheduler_svc.plan_log.segments import Frame, frames_of, segments
 
 
@@ -51,15 +50,6 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def lanes(path: Path) -> Iterator[Lane]:
-    """Every lane that worked, once. Raises what `Player.steps` raises."""
-    seen: set[int] = set()
-    for step in Player(path).steps():
-        if step.lane is not None and step.lane.epoch not in seen:
-            seen.add(step.lane.epoch)
-            yield step.lane
-
-
 class IterationSample(NamedTuple):
     """One acknowledged iteration: what it held and how long it took."""
 
@@ -79,59 +69,45 @@ class IterationSample(NamedTuple):
     prefill_attention: float
     """Sum over the prefill chunks of `chunk * (tokens computed before + chunk / 2)`."""
     swapped_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    planned_at: float
-    decodes: int
-    prefill_tokens: int
-    decode_context: int
-    prefill_attention: float
-    swapped_blocks: int
+    seats: int
+    """Of the lane, as are the following."""
+    num_blocks: int
+    block_size: int
 
 
 def iterations(path: Path) -> Iterator[IterationSample]:
     """Every iteration whose result came. Raises what `Player.steps` raises."""
-    under_way: dict[int, _Work] = {}
+    under_way: dict[int, IterationSample] = {}
     for step in Player(path).steps():
         lane = step.lane
         if lane is None:
             continue
         if step.plan is not None:
-            under_way[lane.epoch] = _work(lane, step.plan, step.now)
+            under_way[lane.epoch] = _planned(lane, step.plan, step.now)
         elif step.result is not None and not step.raised:
             work = under_way.pop(lane.epoch, None)
             if work is not None:
-                yield _sample(step, lane, work)
+                took = step.now - work.planned_at
+                yield work._replace(seconds=took, busy_us=step.result.busy_us, device_us=step.result.device_us)
 
 
-def _work(lane: Lane, plan: Plan, now: float) -> _Work:
-    """What a plan holds; the lane is in the state before its result."""
+def _planned(lane: Lane, plan: Plan, now: float) -> IterationSample:
+    """What a plan holds, before it is known how long it takes; the lane is in the state before its result."""
     chunks = plan.prefill_lengths.astype(np.float64)
-    return _Work(
+    return IterationSample(
+        lane=lane.name,
+        epoch=lane.epoch,
+        iteration=plan.iteration,
         planned_at=now,
+        seconds=0.0,
+        busy_us=0,
+        device_us=0,
         decodes=len(plan.decodes),
         prefill_tokens=int(plan.prefill_lengths.sum()),
         decode_context=int(lane.length[plan.decodes].sum()),
         prefill_attention=float((chunks * (lane.computed[plan.prefills] + chunks / 2)).sum()),
         swapped_blocks=(len(plan.swap_outs) + len(plan.swap_ins)) // 2,
-    )
-
-
-def _sample(step: Step, lane: Lane, work: _Work) -> IterationSample:
-    assert step.result is not None
-    return IterationSample(
-        lane=lane.name,
-        epoch=lane.epoch,
-        iteration=step.result.iteration,
-        planned_at=work.planned_at,
-        seconds=step.now - work.planned_at,
-        busy_us=step.result.busy_us,
-        device_us=step.result.device_us,
-        decodes=work.decodes,
-        prefill_tokens=work.prefill_tokens,
-        decode_context=work.decode_context,
-        prefill_attention=work.prefill_attention,
-        swapped_blocks=work.swapped_blocks,
+        seats=lane.seats,
+        num_blocks=lane.limits.num_blocks,
+        block_size=lane.block_size,
     )

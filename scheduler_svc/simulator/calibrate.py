@@ -9,12 +9,10 @@ from pathlib import Path
 from scheduler_svc.simulator.cost_model import CostModel
 from scheduler_svc.simulator.fitting import Fit, FitError, fit
 from scheduler_svc.simulator.iteration import FEATURES
-from scheduler_svc.simulator.samples import LogError, executor_of, iterations
+from scheduler_svc.simulator.samples import LogError, executor_of, logged, sample
 
 DESCRIPTION = """Fits the duration of iterations to what they computed, and writes a cost model for `gilir simulate`.
 The log comes from a service that was started with --plan-log and served a load like the one to be simulated."""
-
-
 POOR = 0.25
 POOR_TEXT = """warning: the fit is poor. Record minutes of a load like yours, with few and with many sequences at a time
 and with long prompts, on a machine that does nothing else; --skip leaves out the first iterations"""
@@ -29,12 +27,12 @@ def main(arguments: list[str], prog: str) -> int:
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="leave out the first N iterations: warming up")
     options = parser.parse_args(arguments)
     try:
-        found = fit(list(iterations(options.log))[max(options.skip, 0) :])
-        executor = executor_of(options.log)
+        samples = list(logged(options.log))
+        found = fit([sample(one) for one in samples[max(options.skip, 0) :]])
     except (LogError, FitError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    model = cost_model(found, options.name or options.output.stem, f"plan log {options.log.name}", executor)
+    model = cost_model(found, options.name or options.output.stem, f"plan log {options.log.name}", executor_of(samples))
     try:
         options.output.write_text(model.to_json())
     except OSError as error:

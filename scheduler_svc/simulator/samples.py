@@ -15,28 +15,23 @@ class LogError(Exception):
     """A plan log that cannot be read. The text names it."""
 
 
-def iterations(path: Path, begin: float = float("-inf"), end: float = float("inf")) -> Iterator[IterationSample]:
-    """Each acknowledged iteration that was planned from `begin` to before `end`, by the log's clock, in order.
-
-    Raises `LogError`.
-    """
+def logged(path: Path) -> Iterator[reader.IterationSample]:
+    """Each acknowledged iteration of a log, in order. Raises `LogError`."""
     try:
-        for one in reader.iterations(path):
-            if begin <= one.planned_at < end:
-                yield sample(one)
+        yield from reader.iterations(path)
     except (FormatError, Difference, OSError) as error:
         raise LogError(f"{path}: {error}") from None
 
 
-def executor_of(path: Path) -> dict[str, int]:
-    """What the last executor that attached can hold, as a cost model tells it. Raises `LogError`."""
-    found: dict[str, int] = {}
-    try:
-        for lane in reader.lanes(path):
-            found = {"block_size": lane.block_size, "blocks": lane.limits.num_blocks, "seats": lane.seats}
-    except (FormatError, Difference, OSError) as error:
-        raise LogError(f"{path}: {error}") from None
-    return found
+def iterations(path: Path, begin: float, end: float) -> Iterator[IterationSample]:
+    """Those that were planned from `begin` to before `end`, by the log's clock. Raises `LogError`."""
+    return (sample(one) for one in logged(path) if begin <= one.planned_at < end)
+
+
+def executor_of(found: list[reader.IterationSample]) -> dict[str, int]:
+    """What the executor that attached last can hold, as a cost model tells it."""
+    last = max(found, key=lambda one: one.epoch)
+    return {"block_size": last.block_size, "blocks": last.num_blocks, "seats": last.seats}
 
 
 def sample(one: reader.IterationSample) -> IterationSample:
