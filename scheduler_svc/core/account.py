@@ -22,13 +22,11 @@ def account_of(scheduler: Scheduler, inquiry: Inquiry, now: float) -> Account:
 
 def _sequence(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceAccount:
     lane = sequence.lane
-    waited, computed = sequence.waited, 0
     if lane is not None:
-        computed = int(lane.computed[sequence.slot])
-    elif sequence.swapped is not None:
-        computed = sequence.swapped.computed
-    if lane is None:
+        waited, computed = sequence.waited, int(lane.computed[sequence.slot])
+    else:
         waited = scheduler.queues[sequence.model].clock.waited(sequence, now)
+        computed = 0 if sequence.swapped is None else sequence.swapped.computed
     return SequenceAccount(
         index=sequence.index,
         state=sequence.state.value,

@@ -63,10 +63,6 @@ class KvPool(ABC):
         A lane passes what has become full since its last call: publishing twice is harmless, but costs time.
         """
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """`publish_many` of one."""
-        self.publish_many((block,), (digest,))
-
     @abstractmethod
     def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless references equal the occurrences in `tables` and every block is in one place."""

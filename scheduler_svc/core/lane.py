@@ -247,8 +247,8 @@ class Lane:
         self.num_published[slot] = count
         self.pool.publish_many(self.blocks[slot, first:count].tolist(), sequence.hashes[first:count])
 
-    def release(self, sequence: Sequence) -> None:
-        """Give up a sequence's slot and blocks. Nothing may be in flight that writes them.
+    def release(self, sequence: Sequence, state: State) -> None:
+        """Give up a sequence's slot and blocks, for another state. Nothing may be in flight that writes them.
 
         Its known tokens go back into the sequence; its computed blocks stay findable until they are evicted.
         """
@@ -260,6 +260,7 @@ class Lane:
         sequence.last_token_at = float(self.last_token_at[slot])
         self.pool.release(self.table(slot), sequence.retention)
         self.leave_slot(sequence)
+        sequence.state = state
         self.free_slots.append(slot)
         if self.changes.is_told(slot):
             self.changes.freed.append(slot)

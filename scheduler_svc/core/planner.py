@@ -17,8 +17,6 @@ from scheduler_svc.core.seating import MAX_BARRED, WINDOW, Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
 
 NOBODY = np.empty(0, np.int64)
-
-
 MAX_PREFILLS_IN_A_ROW = 16
 """Where phases are separate: prefills whose answers end at once take no lasting seat, and could go on for ever."""
 
@@ -126,9 +124,8 @@ class Planner:
         self.num_chunk_tokens -= self.chunks.pop(victim, 0)
         if self.config.preemption is Preemption.SWAP:
             lane.swap_out(victim)
-        lane.release(victim)
+        lane.release(victim, State.WAITING)
         self.prefill_budget = self._prefill_beside(len(lane.decoding))
-        victim.state = State.WAITING
         victim.num_preemptions += 1
         self.counters.preemptions += 1
         self.queue.add(victim, self.now)

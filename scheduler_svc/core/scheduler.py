@@ -127,8 +127,7 @@ class Scheduler:
             sequence.aborted = True
             lane.in_flight.deferred.append(sequence)
         else:
-            lane.release(sequence)
-            sequence.state = State.FINISHED
+            lane.release(sequence, State.FINISHED)
         queue.end(sequence)
         del self.live[sequence.owner, sequence.stream]
         siblings = self.by_request[sequence.request_id]
@@ -218,10 +217,8 @@ class Scheduler:
             if sequence.swapped is not None and sequence.swapped.lane is lane:
                 sequence.swapped = None
         for sequence in lane.running():
-            lane.release(sequence)
-            sequence.state = State.WAITING
+            lane.release(sequence, State.FINISHED if sequence.aborted else State.WAITING)
             if sequence.aborted:
-                sequence.state = State.FINISHED
                 continue
             if sequence in members:
                 sequence.strike()
@@ -230,7 +227,7 @@ class Scheduler:
                 self._end(sequence, EndReason.FAILED, now, reason or "the executor refused this sequence")
             elif sequence.strikes >= self.config.max_strikes:
                 self._end(sequence, EndReason.FAILED, now, f"every executor that ran it failed; last: {reason}")
-        self._after_detach(lane.model.name, now)
+        self._fewer_admit(lane.model.name, now)
 
     @staticmethod
     def _members(lane: Lane, flight: InFlight | None) -> set[Sequence]:
@@ -240,7 +237,8 @@ class Scheduler:
         rows = {lane.occupant[slot] for slot in flight.decodes.tolist()}
         return {sequence for sequence in rows if sequence is not None} | {s for s, _ in flight.prefills}
 
-    def _after_detach(self, model: str, now: float) -> None:
+    def _fewer_admit(self, model: str, now: float) -> None:
+        """One lane of a model fewer takes new sequences."""
         self._note_lanes(model, now)
         if not self.lanes_of(model):
             self._vacant_since[model] = now
@@ -259,10 +257,7 @@ class Scheduler:
         if lane.draining:
             return
         lane.draining = True
-        model = lane.model.name
-        self._note_lanes(model, now)
-        self._measure_capacity(model)
-        self._end_too_large(model, now)
+        self._fewer_admit(lane.model.name, now)
 
     def drain(self, lane: Lane, now: float) -> None:
         """As `leave`, and move its sequences now, if it is idle. Those for whom no other lane has room finish here."""
@@ -278,8 +273,7 @@ class Scheduler:
             for peer, (seats, blocks) in room.items():
                 if seats and need <= blocks and peer.could_hold(sequence):
                     room[peer] = [seats - 1, blocks - need]
-                    lane.release(sequence)
-                    sequence.state = State.WAITING
+                    lane.release(sequence, State.WAITING)
                     self.queues[sequence.model].add(sequence, now)
                     break
 
@@ -326,8 +320,7 @@ class Scheduler:
                 self.queues[sequence.model].lengths.observe(sequence.tenant, sequence.num_generated)
             self._end(sequence, EndReason(code), now)
         for sequence in flight.deferred:
-            lane.release(sequence)
-            sequence.state = State.FINISHED
+            lane.release(sequence, State.FINISHED)
         if applied.finished:
             self._note_drain_rate(len(applied.finished), now)
 

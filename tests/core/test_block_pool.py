@@ -84,7 +84,7 @@ def published(pool: BlockPool, count: int, start: int = 0) -> tuple[list[int], l
     """A table of full blocks, each to be found by its hash."""
     blocks, hashes = pool.allocate(count), chain(TOKENS[start:], count)
     for block, digest in zip(blocks, hashes, strict=True):
-        pool.publish(block, digest)
+        pool.publish_many([block], [digest])
     return blocks, hashes
 
 
@@ -185,7 +185,7 @@ def test_of_two_copies_one_is_found_and_either_may_go() -> None:
         pool = BlockPool(4)
         copies = [pool.allocate(1), pool.allocate(1)]
         for copy in copies:
-            pool.publish(copy[0], b"same hash")
+            pool.publish_many([copy[0]], [b"same hash"])
         pool.release(copies[first_to_go])
         pool.check_invariants([copies[1 - first_to_go]])
         assert pool.lookup([b"same hash"]) == copies[0]
@@ -197,9 +197,9 @@ def test_of_two_copies_one_is_found_and_either_may_go() -> None:
 def test_publishing_again_changes_nothing() -> None:
     pool = BlockPool(4)
     (block,) = pool.allocate(1)
-    pool.publish(block, b"one")
-    pool.publish(block, b"one")
-    pool.publish(block, b"two")
+    pool.publish_many([block], [b"one"])
+    pool.publish_many([block], [b"one"])
+    pool.publish_many([block], [b"two"])
     assert pool.lookup([b"one"]) == [block] and pool.lookup([b"two"]) == []
 
 

@@ -46,7 +46,7 @@ def test_runs_that_would_be_released_count_where_they_join() -> None:
 def test_nothing_is_cached() -> None:
     pool = RunPool(4)
     table = pool.allocate(2)
-    pool.publish(table[0], b"one")
+    pool.publish_many([table[0]], [b"one"])
     pool.publish_many(table, [b"one", b"two"])
     assert pool.lookup([b"one", b"two"]) == [] and pool.num_cached == 0 and pool.num_evictable([]) == 0
     assert pool.num_releasable(table) == 2
