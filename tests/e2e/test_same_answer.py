@@ -11,15 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.e2e.prompts import TEXTS
+
 pytestmark = pytest.mark.timeout(400)  # a CPU without a strict mode of its math library is slow
-TEXTS = [
-    "In the beginning",
-    "The king said to his servants, and they",
-    "Now there was a man",
-    "And she answered",
-    "They went up into the mountain, and when evening had come they",
-    "Listen, my son",
-]
 VARIANTS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 1.0, "seed": 7},

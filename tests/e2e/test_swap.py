@@ -9,14 +9,8 @@ from typing import Any
 
 import pytest
 
-TEXTS = [
-    "In the beginning",
-    "The king said to his servants, and they",
-    "Now there was a man",
-    "And she answered",
-    "They went up into the mountain, and when evening had come they",
-    "Listen, my son",
-]
+from tests.e2e.prompts import TEXTS
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 1.0, "seed": 7, "top_p": 0.9},
