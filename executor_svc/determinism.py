@@ -35,16 +35,11 @@ def prepare_environment(cpu_info: str | None = None) -> str:
     return os.environ[VARIABLE]
 
 
-def strict_mode() -> bool:
-    """Whether MKL was asked for a strict mode."""
-    return os.environ.get(VARIABLE, "").upper().endswith(",STRICT")
-
-
 def reproducible_branch(cpu_info: str) -> str:
     """The widest branch of MKL with a strict mode that this CPU runs; `COMPATIBLE`, without one, elsewhere.
 
     MKL honours the strict branches on Intel CPUs only. Where they are missing, the linear layers work in tiles of a
-    fixed number of rows instead, which is slower (`executor_svc.model.linear`).
+    fixed number of rows instead, which is slower (`kernels.linear`).
     """
     vendor, flags = "", set[str]()
     for line in cpu_info.splitlines():

@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
-
 import torch
-import torch.nn.functional as F
 
-from executor_svc.determinism import strict_mode
+from kernels.linear import ROW_TILE, RowTiling, settled_tiling, tiled_linear
 
-ROW_TILE = 32
-FP32_ROW_TILE = 4
-"""Of padded fp32 rows: without a strict mode a row costs about the same in tiles of 2 rows and of 32."""
-_PROBE_ROWS = 80
-_PROBE_ELEMENTS = 1 << 22
-"""Of a larger weight only its first output rows are probed."""
-
-
-class RowTiling(Enum):
-    """How many rows of the input go into one matrix product."""
-
-    WHOLE = auto()
-    """All of them: fp32 where MKL runs in a strict mode (`executor_svc.determinism`), and the GPU."""
-    TILES = auto()
-    """At most `ROW_TILE`: oneDNN has another bf16 kernel, and so another rounding, for more."""
-    PADDED = auto()
-    """Exactly `ROW_TILE` (fp32: `FP32_ROW_TILE`), filled up with zeros, so that one kernel runs. Seen to keep rows
-    apart in fp16, and in fp32 in MKL's COMPATIBLE branch and with no branch set; not in AVX2 without STRICT."""
-
-
-_settled: dict[tuple[torch.dtype, int, int, bool], RowTiling] = {}
+__all__ = ["ROW_TILE", "Linear", "RowTiling", "tiled_linear"]
 
 
 class Linear:
@@ -43,49 +20,8 @@ class Linear:
 
     def settle(self) -> None:
         """Choose the tiling for this CPU, dtype and shape. Called once the weights are there."""
-        if self.weight.device.type != "cpu":
-            return
-        key = (self.weight.dtype, *self.weight.shape, self.bias is not None)
-        if key not in _settled:
-            _settled[key] = choose_tiling(self.weight, self.bias)
-        self.tiling = _settled[key]
+        self.tiling = settled_tiling(self.weight, self.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [M, K]. Returns [M, N] of the same dtype."""
         return tiled_linear(x, self.weight, self.bias, self.tiling)
-
-
-def tiled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tiling: RowTiling) -> torch.Tensor:
-    """x: [M, K], weight: [N, K], bias: [N] or None. Returns [M, N]."""
-    rows = x.shape[0]
-    if tiling is RowTiling.WHOLE or (tiling is RowTiling.TILES and rows <= ROW_TILE):
-        return F.linear(x, weight, bias)
-    tile = FP32_ROW_TILE if tiling is RowTiling.PADDED and x.dtype == torch.float32 else ROW_TILE
-    if tiling is RowTiling.PADDED and rows % tile:
-        x = F.pad(x, (0, 0, 0, tile - rows % tile))
-    if not rows:
-        return x.new_empty(0, weight.shape[0])
-    return torch.cat([F.linear(part, weight, bias) for part in torch.split(x, tile)])[:rows]
-
-
-def choose_tiling(weight: torch.Tensor, bias: torch.Tensor | None) -> RowTiling:
-    """The widest tiling that the library promises, or is known, to keep rows apart in; tried once, lest it does not."""
-    if weight.dtype == torch.float32 and torch.backends.mkl.is_available() and strict_mode():  # type: ignore[no-untyped-call]
-        if _keeps_rows_apart(weight, bias, (2, 3, 7, 16, 31, 32, 33, 48, 64, _PROBE_ROWS)):
-            return RowTiling.WHOLE
-    elif weight.dtype == torch.bfloat16 and _keeps_rows_apart(weight, bias, (2, 3, 7, 16, 31, 32)):
-        return RowTiling.TILES
-    return RowTiling.PADDED
-
-
-def _keeps_rows_apart(weight: torch.Tensor, bias: torch.Tensor | None, counts: tuple[int, ...]) -> bool:
-    """Whether random rows have the same bits alone and among as many as `counts`."""
-    outputs = max(1, min(weight.shape[0], _PROBE_ELEMENTS // weight.shape[1]))
-    part, bias_part = weight[:outputs], None if bias is None else bias[:outputs]
-    rows = torch.randn(max(counts), weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    alone = torch.cat([F.linear(row, part, bias_part) for row in torch.split(rows, 1)])
-    return all(_same_bits(F.linear(rows[-count:], part, bias_part), alone[-count:]) for count in counts)
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(torch.equal(a.view(torch.uint8), b.view(torch.uint8)))
