@@ -6,6 +6,8 @@ from typing import Literal
 
 import torch
 
+from kernels.compiler import ceil_div, tl, triton, use_triton
+from kernels.invariant_linear import GROUP_ROWS, tile_of
 from kernels.linear import settled_tiling, tiled_linear
 
 WeightKind = Literal["int8", "fp8"]
@@ -14,6 +16,8 @@ LARGEST: dict[WeightKind, float] = {"int8": 127.0, "fp8": 448.0}
 """What a channel's largest absolute weight becomes."""
 REFERENCE_ELEMENTS = 1 << 20
 """Weights that the reference holds in fp32 at a time."""
+ROWS, CHANNELS = 64, 64
+"""Of a tile of the result."""
 
 
 def quantize_weight(weight: torch.Tensor, kind: WeightKind) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,6 +45,8 @@ def quantized_linear(
     x: [M, K] fp32, bf16 or fp16, its rows contiguous. weight: q of `quantize_weight`, [N, K] contiguous. scale: fp32
     [N]. bias: [N] of x's dtype or None. Returns a new tensor [M, N] of x's dtype; a row does not depend on the others.
     """
+    if use_triton(x):
+        return quantized_linear_triton(x, weight, scale, bias)
     return quantized_linear_reference(x, weight, scale, bias)
 
 
@@ -57,4 +63,101 @@ def quantized_linear_reference(
         part = weight[channels].float()
         product = tiled_linear(wide, part, None, settled_tiling(part)).mul_(scale[channels])
         out[:, channels] = product if bias is None else product.add_(bias[channels])
+    return out
+
+
+@triton.jit
+def _fp8_value(bits):
+    """float8_e4m3fn, given as int8 bits, in fp32; exact. NaN is not looked for: weights have none.
+
+    By hand, because sm_80 has no such type and gfx942 another one. Moved to where fp16 has its exponent and mantissa,
+    the bits mean 2**-8 times the value, subnormal ones too.
+    """
+    wide = bits.to(tl.int16)
+    half = ((wide << 7) & 0x3F80) | (wide & -32768)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _quantized_linear_kernel(
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    bias_ptr,
+    out_ptr,
+    x_stride,
+    rows,
+    outputs,
+    inputs,
+    FP8: tl.constexpr,
+    BIAS: tl.constexpr,
+    WHOLE_STEPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STEP: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """One program a tile [CHANNELS, ROWS] of the transposed result.
+
+    The weight is the left factor because sm_90 multiplies by a left factor that is still in registers, where the
+    conversion leaves it.
+    """
+    row_tile, channel_tile = tile_of(tl.program_id(0), tl.cdiv(rows, ROWS), tl.cdiv(outputs, CHANNELS), GROUP)
+    row, channel, step = tl.arange(0, ROWS), tl.arange(0, CHANNELS), tl.arange(0, STEP)
+    first_row, first_channel = (row_tile * ROWS).to(tl.int64), (channel_tile * CHANNELS).to(tl.int64)
+    x_ptr += first_row * x_stride
+    weight_ptr += first_channel * inputs
+    x_at = row[None, :] * x_stride + step[:, None]
+    weight_at = channel[:, None] * inputs + step[None, :]
+    rows_left, channels_left = rows - row_tile * ROWS, outputs - channel_tile * CHANNELS
+    dtype = x_ptr.dtype.element_ty
+    total = tl.zeros([CHANNELS, ROWS], tl.float32)
+    for start in range(0, inputs, STEP):
+        x_mask, weight_mask = row[None, :] < rows_left, channel[:, None] < channels_left
+        if not WHOLE_STEPS:
+            inside_step = start + step < inputs
+            x_mask, weight_mask = x_mask & inside_step[:, None], weight_mask & inside_step[None, :]
+        x = tl.load(x_ptr + start + x_at, mask=x_mask, other=0.0)
+        weight = tl.load(weight_ptr + start + weight_at, mask=weight_mask, other=0)
+        weight = _fp8_value(weight) if FP8 else weight.to(tl.float32)
+        total = tl.dot(weight.to(dtype), x, total, input_precision="ieee")
+    inside = channel < channels_left
+    out = tl.trans(total) * tl.load(scale_ptr + first_channel + channel, mask=inside, other=0.0)[None, :]
+    if BIAS:
+        out += tl.load(bias_ptr + first_channel + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
+    mask = (row[:, None] < rows_left) & inside[None, :]
+    out_ptr += first_row * outputs + first_channel
+    tl.store(out_ptr + row[:, None] * outputs + channel[None, :], out.to(dtype), mask=mask)
+
+
+def quantized_linear_triton(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Launches `_quantized_linear_kernel`. The tile does not depend on the number of rows."""
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    fp32 = x.dtype == torch.float32
+    step = 32 if fp32 or inputs % 64 else 64
+    _quantized_linear_kernel[(ceil_div(rows, ROWS) * ceil_div(outputs, CHANNELS),)](
+        x,
+        weight.view(torch.int8),
+        scale,
+        out if bias is None else bias,
+        out,
+        x.stride(0),
+        rows,
+        outputs,
+        inputs,
+        FP8=weight.dtype == torch.float8_e4m3fn,
+        BIAS=bias is not None,
+        WHOLE_STEPS=inputs % step == 0,
+        ROWS=ROWS,
+        CHANNELS=CHANNELS,
+        STEP=step,
+        GROUP=GROUP_ROWS,
+        num_warps=8 if fp32 else 4,
+        num_stages=2 if fp32 else 4,
+    )
     return out
