@@ -7,13 +7,14 @@ import torch.nn.functional as F
 
 from executor_svc.kv_cache import KVCache
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.moe import mixture
 from executor_svc.model.rope import cos_sin_table
 from executor_svc.model.weights import LayerWeights, Weights
 from kernels import AttentionBatch, add_rms_norm, gelu_tanh_mul, paged_attention, rms_norm, rope_and_cache, silu_mul
 
 
 class Decoder:
-    """A causal language model of pre-norm layers: Llama (Touvron et al., 2023), Mistral, Qwen 2 and 3, Gemma 3.
+    """A causal language model: Llama (Touvron et al., 2023) and its kin, told apart by the switches of `ModelConfig`.
 
     Holds the weights and the rotary tables; sequences live in the caller's KV cache. Rows of a batch do not influence
     each other: on the CPU in fp32 a row's logits have the same bits in any company.
@@ -29,8 +30,6 @@ class Decoder:
             for rope in {layer.rope for layer in config.layers}
         }
         self._tables = [tables[layer.rope] for layer in config.layers]
-        # Gemma rounds the factor to the model's dtype before it multiplies.
-        self._embedding_scale = torch.tensor(config.embedding_scale).to(config.dtype).item()
 
     @torch.inference_mode()
     def forward(
@@ -51,9 +50,10 @@ class Decoder:
         config, weights = self.config, self.weights
         hidden = F.embedding(token_ids, weights.embedding)
         if config.embedding_scale != 1.0:
-            hidden = hidden * self._embedding_scale
+            hidden = hidden * config.embedding_scale
         residual = hidden
-        normed = self._norm(hidden, weights.layers[0].input_norm)
+        first_norm = weights.layers[0].input_norm
+        normed = hidden if first_norm is None else self._norm(hidden, first_norm)
         for index, layer in enumerate(weights.layers):
             attended = self._attention(index, layer, normed, positions, slots, batch, cache)
             if index == config.num_layers - 1:  # behind the last attention only these rows matter
@@ -62,6 +62,8 @@ class Decoder:
             next_norm = weights.norm if index == config.num_layers - 1 else weights.layers[index + 1].input_norm
             normed, residual = self._join(self._mlp(layer, normed), residual, layer.post_mlp_norm, next_norm)
         logits = weights.lm_head(normed).float()
+        if config.logit_divisor != 1.0:
+            logits = logits.div_(config.logit_divisor)
         if config.logit_softcap:
             logits = logits.div_(config.logit_softcap).tanh_().mul_(config.logit_softcap)
         return logits
@@ -70,12 +72,21 @@ class Decoder:
         return rms_norm(x, weight, self.config.rms_norm_eps, unit_offset=self.config.unit_offset_norms)
 
     def _join(
-        self, x: torch.Tensor, residual: torch.Tensor, post_norm: torch.Tensor | None, next_norm: torch.Tensor
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        post_norm: torch.Tensor | None,
+        next_norm: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add a block's output [T, hidden] to the residual stream; returns the next block's input, and the stream."""
+        config = self.config
         if post_norm is not None:
             x = self._norm(x, post_norm)
-        config = self.config
+        if config.residual_scale != 1.0:
+            x = x * config.residual_scale
+        if next_norm is None:
+            residual = residual + x
+            return residual, residual
         return add_rms_norm(x, residual, next_norm, config.rms_norm_eps, unit_offset=config.unit_offset_norms)
 
     def _attention(
@@ -90,10 +101,7 @@ class Decoder:
     ) -> torch.Tensor:
         """x: [T, hidden], normed. Returns [T, hidden]."""
         config = self.config
-        heads = layer.qkv(x).view(x.shape[0], -1, config.head_dim)
-        q, k, v = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        q, k, v = self._heads(layer, layer.qkv(x))
         k_cache, v_cache = cache.k[index], cache.v[index]
         rope_and_cache(q, k, v, self._tables[index], positions, slots, k_cache, v_cache)
         attended = paged_attention(
@@ -107,7 +115,26 @@ class Decoder:
         )
         return layer.o(attended.flatten(1))
 
+    def _heads(self, layer: LayerWeights, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """qkv: [T, (heads + 2 * kv_heads) * head_dim]. Returns queries, keys and values [T, heads, head_dim], normed
+        where the model norms them."""
+        config = self.config
+        sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        if layer.q_norm is None or layer.k_norm is None:
+            q, k, v = torch.split(qkv.unflatten(1, (-1, config.head_dim)), sizes, dim=1)
+        elif config.wide_qk_norm:
+            q, k, v = torch.split(qkv, [size * config.head_dim for size in sizes], dim=1)
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+            q, k, v = (x.unflatten(1, (-1, config.head_dim)) for x in (q, k, v))
+        else:
+            q, k, v = torch.split(qkv.unflatten(1, (-1, config.head_dim)), sizes, dim=1)
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        return q, k, v
+
     def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden], normed. Returns [T, hidden]."""
+        if layer.moe is not None:
+            return mixture(self.config, layer.moe, x)
+        assert layer.gate_up is not None and layer.down is not None
         gated = layer.gate_up(x)
         return layer.down(silu_mul(gated) if self.config.activation == "silu" else gelu_tanh_mul(gated))

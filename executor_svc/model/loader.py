@@ -10,9 +10,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.destinations import Place, destinations
 from executor_svc.model.errors import ModelError
 from executor_svc.model.fields import read_json
-from executor_svc.model.weights import Weights, allocate, destinations
+from executor_svc.model.weights import Weights, allocate
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -126,14 +127,14 @@ def _tie(checkpoint: _Checkpoint, config: ModelConfig) -> tuple[bool, dict[str, 
     return head.shape == embedding.shape and bool(torch.equal(head, embedding.to(head.dtype))), {}
 
 
-def _copy(file: Any, name: str, place: torch.Tensor, path: Path) -> None:
+def _copy(file: Any, name: str, place: Place, path: Path) -> None:
     header = file.get_slice(name)
     dtype, shape = str(header.get_dtype()), list(header.get_shape())
     if dtype not in _FLOATS:
         raise ModelError(f"{path}: {name}: holds {dtype} values; quantized weights are not supported")
     if shape != list(place.shape):
         raise ModelError(f"{path}: {name}: shape {shape}, but config.json asks for {list(place.shape)}")
-    place.copy_(file.get_tensor(name))
+    place.fill(file.get_tensor(name))
 
 
 def _opened(path: Path) -> Any:

@@ -1,13 +1,14 @@
 """Rotary position embedding (Su et al., 2021) and its scalings, as `transformers` 5 computes them.
 
 linear: kaiokendev's position interpolation. dynamic: bloc97's and emozilla's NTK scaling. yarn: Peng et al., 2023.
-llama3: Llama 3.1's smoothed interpolation by wavelength.
+llama3: Llama 3.1's smoothed interpolation by wavelength. longrope: Ding et al., 2024, as in Phi-3.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +31,10 @@ _KEYS = {
         "mscale_all_dim",
         "truncate",
     },
+    "longrope": {"factor", "short_factor", "long_factor", "attention_factor", "original_max_position_embeddings"},
 }
+_OTHER_NAMES = {"su": "longrope"}
+PLAIN_TYPES = frozenset(_KEYS) - {"longrope"}
 _HARMLESS = {"finetuned", "original_max_position_embeddings"}
 """Keys that files carry beside a type that has no use for them; `transformers` passes them over too."""
 
@@ -43,32 +47,60 @@ class RopeConfig:
     rope_type: str = "default"
     factor: float = 1.0
     original_length: int = 0
-    """Context length that the scaling starts from: of pre-training (yarn, llama3), or the config's (dynamic)."""
+    """Context length that the scaling starts from: of pre-training (yarn, llama3, longrope), or the config's
+    (dynamic)."""
     attention_factor: float = 1.0
-    """Multiplies cosines and sines (yarn)."""
+    """Multiplies cosines and sines (yarn, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    """longrope: what each frequency is divided by, where the served length is at most `original_length`, and beyond."""
+    rotary_dim: int = 0
+    """Values at the front of each head that are rotated, the rest passes; 0: all."""
 
 
 def read_rope(
-    raw: dict[str, Any], where: str, theta: float, max_position_embeddings: int, original_length: int | None
+    raw: dict[str, Any],
+    where: str,
+    theta: float,
+    max_position_embeddings: int,
+    original_length: int | None,
+    *,
+    types: Collection[str] = PLAIN_TYPES,
+    rotary_dim: int | None = None,
 ) -> RopeConfig:
     """Read one `rope_parameters` (or older `rope_scaling`) object.
 
     theta: used when the object has no `rope_theta`. original_length: `original_max_position_embeddings` of the outer
-    config, which goes before the object's own. Raises `ModelError` on an unknown type or key.
+    config, which goes before the object's own. types: those that are accepted. rotary_dim: values of a head that are
+    rotated; None: all, and a `partial_rotary_factor` below 1 is refused. Raises `ModelError` on an unknown type or key.
     """
     fields = Fields(raw, where, {"rope_theta": theta})
+    rope = _read_type(fields, types, max_position_embeddings, original_length, rotary_dim)
+    return rope if rotary_dim is None else replace(rope, rotary_dim=rotary_dim)
+
+
+def _read_type(
+    fields: Fields,
+    types: Collection[str],
+    max_position_embeddings: int,
+    original_length: int | None,
+    rotary_dim: int | None,
+) -> RopeConfig:
+    raw = fields.raw
     rope_type = fields.optional_text("rope_type") or fields.optional_text("type") or "default"
-    if rope_type not in _KEYS:
-        raise fields.error("rope_type", f"{rope_type!r} is not supported (supported: {', '.join(_KEYS)})")
+    named, rope_type = rope_type, _OTHER_NAMES.get(rope_type, rope_type)
+    if rope_type not in types:
+        supported = ", ".join(name for name in _KEYS if name in types)
+        raise fields.error("rope_type", f"{named!r} is not supported (supported: {supported})")
     unknown = sorted(set(raw) - _ALWAYS - _KEYS[rope_type] - _HARMLESS)
     if unknown:
         raise fields.error(unknown[0], f"is not supported with rope_type {rope_type!r}")
-    if fields.optional_number("partial_rotary_factor") not in (None, 1.0):
+    if rotary_dim is None and fields.optional_number("partial_rotary_factor") not in (None, 1.0):
         raise fields.error("partial_rotary_factor", "only a fully rotary head is supported")
     base = fields.number("rope_theta", above=0)
     if rope_type == "default":
@@ -83,7 +115,30 @@ def read_rope(
             raise fields.error("high_freq_factor", "must be above low_freq_factor")
         factor = fields.number("factor", above=0)
         return RopeConfig(base, rope_type, factor, original, low_freq_factor=low, high_freq_factor=high)
+    if rope_type == "longrope":
+        return _read_longrope(fields, base, original, max_position_embeddings, rotary_dim)
     return _read_yarn(fields, base, original, max_position_embeddings)
+
+
+def _read_longrope(
+    fields: Fields, theta: float, original: int, max_position_embeddings: int, rotary_dim: int | None
+) -> RopeConfig:
+    factor = fields.optional_number("factor", above=0) or max_position_embeddings / original
+    attention_factor = fields.optional_number("attention_factor", above=0)
+    if attention_factor is None:
+        attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    short, long = (_factors(fields, name, rotary_dim) for name in ("short_factor", "long_factor"))
+    return RopeConfig(theta, "longrope", factor, original, attention_factor, short_factors=short, long_factors=long)
+
+
+def _factors(fields: Fields, name: str, rotary_dim: int | None) -> tuple[float, ...]:
+    """One positive number for each pair of values that is rotated."""
+    values = fields.get(name)
+    if not isinstance(values, list) or any(type(v) not in (int, float) or not 0 < v < math.inf for v in values):
+        raise fields.error(name, "expected a list of positive numbers")
+    if rotary_dim is not None and len(values) != rotary_dim // 2:
+        raise fields.error(name, f"expected {rotary_dim // 2} numbers, got {len(values)}")
+    return tuple(float(v) for v in values)
 
 
 def _read_yarn(fields: Fields, theta: float, original: int, max_position_embeddings: int) -> RopeConfig:
@@ -119,9 +174,15 @@ def cos_sin_table(rope: RopeConfig, head_dim: int, length: int) -> torch.Tensor:
     The dynamic type gives position p the frequencies of a sequence of p + 1 tokens: what `transformers` rotates p with
     when it decodes token by token. (When it prefills more than the original length at once, it rotates the whole prompt
     with the frequencies of its end: a result that hangs on how the prompt is cut, which a scheduler cannot offer.)
+
+    longrope gives every position the long factors where the table is longer than the original length, else the short
+    ones, as vLLM does. (`transformers` chooses by each sequence's length so far, and computes all keys anew when a
+    sequence crosses the original length; keys of both kinds in one cache would not go together.)
+
+    With a `rotary_dim` the table has that many columns.
     """
     positions = torch.arange(length, dtype=torch.int64)[:, None]
-    angles = positions.float() * _inverse_frequencies(rope, head_dim, positions)
+    angles = positions.float() * _inverse_frequencies(rope, rope.rotary_dim or head_dim, positions)
     return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(rope.attention_factor)
 
 
@@ -137,6 +198,9 @@ def _inverse_frequencies(rope: RopeConfig, head_dim: int, positions: torch.Tenso
         return 1.0 / (rope.theta * growth ** (head_dim / (head_dim - 2))) ** exponents
     if rope.rope_type == "llama3":
         return _llama3_frequencies(rope, 1.0 / rope.theta**exponents)
+    if rope.rope_type == "longrope":
+        factors = rope.long_factors if len(positions) > rope.original_length else rope.short_factors
+        return 1.0 / (torch.tensor(factors) * rope.theta**exponents)
     if rope.rope_type == "yarn":
         return _yarn_frequencies(rope, head_dim, rope.theta**exponents)
     return 1.0 / rope.theta**exponents

@@ -1,4 +1,4 @@
-"""The decoder's tensors, and where in them each tensor of a Hugging Face checkpoint goes."""
+"""The decoder's tensors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,31 @@ from dataclasses import dataclass
 import torch
 
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.layer_config import LayerConfig
 from executor_svc.model.linear import Linear
 
 
 @dataclass
-class LayerWeights:
-    """One decoder layer. Norms [hidden] or, of queries and keys, [head_dim]."""
+class MoEWeights:
+    """The experts of a sparse layer (E experts of intermediate size I), and what chooses among them."""
 
-    input_norm: torch.Tensor
+    router: Linear
+    """[E, hidden]"""
+    gate_up: torch.Tensor
+    """[E, 2 * I, hidden]: gate, up."""
+    down: torch.Tensor
+    """[E, hidden, I]"""
+    gate_up_bias: torch.Tensor | None = None
+    """[E, 2 * I]"""
+    down_bias: torch.Tensor | None = None
+    """[E, hidden]"""
+
+
+@dataclass
+class LayerWeights:
+    """One decoder layer. Norms [hidden] or, of queries and keys, [head_dim] (`wide_qk_norm`: [heads * head_dim])."""
+
+    input_norm: torch.Tensor | None
     qkv: Linear
     """[(heads + 2 * kv_heads) * head_dim, hidden]: queries, keys, values."""
     q_norm: torch.Tensor | None
@@ -22,12 +39,20 @@ class LayerWeights:
     o: Linear
     """[hidden, heads * head_dim]"""
     post_attention_norm: torch.Tensor | None
-    pre_mlp_norm: torch.Tensor
-    gate_up: Linear
-    """[2 * intermediate, hidden]: gate, up."""
-    down: Linear
-    """[hidden, intermediate]"""
+    pre_mlp_norm: torch.Tensor | None
+    gate_up: Linear | None
+    """[2 * intermediate, hidden]: gate, up. None in a sparse layer."""
+    down: Linear | None
+    """[hidden, intermediate]. None in a sparse layer."""
     post_mlp_norm: torch.Tensor | None
+    moe: MoEWeights | None = None
+    """In a sparse layer only."""
+    sinks: torch.Tensor | None = None
+    """[heads]: for each head the score of a key without a value (GPT-OSS)."""
+
+    def linears(self) -> list[Linear]:
+        """The linear layers that are there, the router apart."""
+        return [linear for linear in (self.qkv, self.o, self.gate_up, self.down) if linear is not None]
 
 
 @dataclass
@@ -44,72 +69,63 @@ class Weights:
     def settle(self) -> None:
         """To be called once all values are there."""
         for layer in self.layers:
-            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            for linear in layer.linears():
                 linear.settle()
+            if layer.moe is not None:
+                layer.moe.router.settle()
         self.lm_head.settle()
 
 
 def allocate(config: ModelConfig, device: torch.device, *, tied: bool) -> Weights:
     """Uninitialised weights. tied: the output layer is the embedding."""
+    make = _Maker(config, device)
+    layers = [make.layer(layer) for layer in config.layers]
+    embedding = make.tensor(config.vocab_size, config.hidden_size)
+    lm_head = Linear(embedding) if tied else make.linear(config.vocab_size, config.hidden_size, False)
+    return Weights(embedding, layers, make.tensor(config.hidden_size), lm_head)
 
-    def tensor(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=config.dtype, device=device)
 
-    def linear(outputs: int, inputs: int, bias: bool) -> Linear:
-        return Linear(tensor(outputs, inputs), tensor(outputs) if bias else None)
+class _Maker:
+    """Uninitialised tensors of one dtype on one device."""
 
-    hidden, head_dim = config.hidden_size, config.head_dim
-    heads = config.num_heads + 2 * config.num_kv_heads
-    layers = [
-        LayerWeights(
-            input_norm=tensor(hidden),
-            qkv=linear(heads * head_dim, hidden, config.qkv_bias),
-            q_norm=tensor(head_dim) if config.qk_norm else None,
-            k_norm=tensor(head_dim) if config.qk_norm else None,
-            o=linear(hidden, config.num_heads * head_dim, config.o_bias),
-            post_attention_norm=tensor(hidden) if config.post_norms else None,
-            pre_mlp_norm=tensor(hidden),
-            gate_up=linear(2 * config.intermediate_size, hidden, config.mlp_bias),
-            down=linear(hidden, config.intermediate_size, config.mlp_bias),
-            post_mlp_norm=tensor(hidden) if config.post_norms else None,
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        self._config, self._device = config, device
+
+    def tensor(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._config.dtype, device=self._device)
+
+    def linear(self, outputs: int, inputs: int, bias: bool) -> Linear:
+        return Linear(self.tensor(outputs, inputs), self.tensor(outputs) if bias else None)
+
+    def norm(self, width: int, wanted: bool) -> torch.Tensor | None:
+        return self.tensor(width) if wanted else None
+
+    def layer(self, layer: LayerConfig) -> LayerWeights:
+        config, hidden = self._config, self._config.hidden_size
+        q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        wide, dense = config.wide_qk_norm, not layer.sparse
+        return LayerWeights(
+            input_norm=self.norm(hidden, config.pre_norms),
+            qkv=self.linear(q_width + 2 * kv_width, hidden, config.qkv_bias),
+            q_norm=self.norm(q_width if wide else config.head_dim, config.qk_norm),
+            k_norm=self.norm(kv_width if wide else config.head_dim, config.qk_norm),
+            o=self.linear(hidden, q_width, config.o_bias),
+            post_attention_norm=self.norm(hidden, config.post_norms),
+            pre_mlp_norm=self.norm(hidden, config.pre_norms),
+            gate_up=self.linear(2 * config.intermediate_size, hidden, config.mlp_bias) if dense else None,
+            down=self.linear(hidden, config.intermediate_size, config.mlp_bias) if dense else None,
+            post_mlp_norm=self.norm(hidden, config.post_norms),
+            moe=None if dense else self.moe(),
+            sinks=self.tensor(config.num_heads) if config.attention_sinks else None,
         )
-        for _ in range(config.num_layers)
-    ]
-    embedding = tensor(config.vocab_size, hidden)
-    lm_head = Linear(embedding) if tied else linear(config.vocab_size, hidden, False)
-    return Weights(embedding, layers, tensor(hidden), lm_head)
 
-
-def destinations(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
-    """For each tensor name of a checkpoint: the tensor, or the part of a fused one, that it fills."""
-    found = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
-    if weights.lm_head.weight is not weights.embedding:
-        found["lm_head.weight"] = weights.lm_head.weight
-    pre_mlp = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
-    sizes = [n * config.head_dim for n in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    for index, layer in enumerate(weights.layers):
-        prefix = f"model.layers.{index}."
-        norms = {
-            "input_layernorm": layer.input_norm,
-            "self_attn.q_norm": layer.q_norm,
-            "self_attn.k_norm": layer.k_norm,
-            pre_mlp: layer.pre_mlp_norm,
-        }
-        if config.post_norms:
-            norms["post_attention_layernorm"] = layer.post_attention_norm
-            norms["post_feedforward_layernorm"] = layer.post_mlp_norm
-        found.update({f"{prefix}{name}.weight": norm for name, norm in norms.items() if norm is not None})
-        attention = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
-        found.update(_parts(layer.qkv, attention, sizes))
-        found.update(_parts(layer.o, [f"{prefix}self_attn.o_proj"], [config.hidden_size]))
-        gates = [f"{prefix}mlp.{name}_proj" for name in ("gate", "up")]
-        found.update(_parts(layer.gate_up, gates, [config.intermediate_size] * 2))
-        found.update(_parts(layer.down, [f"{prefix}mlp.down_proj"], [config.hidden_size]))
-    return found
-
-
-def _parts(linear: Linear, names: list[str], sizes: list[int]) -> dict[str, torch.Tensor]:
-    parts = {f"{name}.weight": part for name, part in zip(names, torch.split(linear.weight, sizes), strict=True)}
-    if linear.bias is not None:
-        parts.update({f"{name}.bias": part for name, part in zip(names, torch.split(linear.bias, sizes), strict=True)})
-    return parts
+    def moe(self) -> MoEWeights:
+        config, experts = self._config, self._config.num_experts
+        hidden, size, bias = config.hidden_size, config.expert_size, config.moe_bias
+        return MoEWeights(
+            router=self.linear(experts, hidden, bias),
+            gate_up=self.tensor(experts, 2 * size, hidden),
+            down=self.tensor(experts, hidden, size),
+            gate_up_bias=self.tensor(experts, 2 * size) if bias else None,
+            down_bias=self.tensor(experts, hidden) if bias else None,
+        )

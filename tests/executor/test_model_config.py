@@ -65,6 +65,32 @@ def read(
         ("qwen3", {"layer_types": ["linear_attention"] * 4}, "layer_types: 'linear_attention'"),
         ("qwen3", {"layer_types": ["full_attention"]}, "layer_types"),
         ("gemma3_text", {"sliding_window": None}, "sliding_window"),
+        ("gemma2", {"sliding_window_pattern": 6}, "sliding_window_pattern"),
+        ("gemma2", {"embedding_multiplier": 2.0}, "embedding_multiplier"),
+        ("phi3", {"attention_bias": True}, "attention_bias"),
+        ("phi3", {"lm_head_bias": True}, "lm_head_bias"),
+        ("phi3", {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
+        ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling: rope_type: 'yarn'"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "su", "short_factor": [1.0, 2.0]}},
+            "rope_scaling: short_factor: expected 1 ",
+        ),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "rope_scaling: long_factor"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_mscale": 1.1}}, "rope_scaling: short_mscale"),
+        ("olmo2", {"sliding_window": 8}, "sliding_window"),
+        ("olmo2", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("granite", {"attention_multiplier": 0}, "attention_multiplier"),
+        ("granite", {"logits_scaling": None}, "logits_scaling"),
+        ("granite", {"shared_intermediate_size": 64}, "shared_intermediate_size"),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ("mixtral", {"num_local_experts": 4, "num_experts": 8}, "num_experts: contradicts num_local_experts"),
+        ("mixtral", {"num_local_experts": 0}, "num_local_experts"),
+        ("qwen3_moe", {"mlp_only_layers": [0.5]}, "mlp_only_layers"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ("qwen3_moe", {"n_shared_experts": 1}, "n_shared_experts"),
+        ("qwen3_moe", {"use_sliding_window": True, "max_window_layers": 2}, "max_window_layers"),
         ("llama", {"torch_dtype": "float64"}, "torch_dtype: 'float64'"),
         ("llama", {"dtype": "int8"}, "dtype: 'int8'"),
         ("llama", {"num_key_value_heads": 5}, "num_key_value_heads"),
@@ -143,6 +169,24 @@ def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path) -> None
     assert read(tmp_path, "qwen2").qkv_bias
     assert read(tmp_path, "qwen3").head_dim == 128
     assert read(tmp_path, "llama", remove="max_position_embeddings").max_model_len == 2048
+    gemma = read(tmp_path, "gemma2")
+    assert (gemma.attention_softcap, gemma.logit_softcap, gemma.attention_scale) == (50.0, 30.0, 1 / 16)
+    assert [layer.window for layer in gemma.layers] == [4096, 0, 4096, 0]
+    assert read(tmp_path, "granite").attention_scale == 1.0
+    mixtral, qwen = read(tmp_path, "mixtral"), read(tmp_path, "qwen3_moe")
+    assert (mixtral.num_experts, mixtral.experts_per_token, mixtral.renormalize_experts) == (8, 2, True)
+    assert (qwen.num_experts, qwen.experts_per_token, qwen.renormalize_experts) == (128, 8, False)
+    assert (mixtral.expert_size, qwen.expert_size) == (96, 768)
+    assert {layer.window for layer in (*mixtral.layers, *qwen.layers)} == {0}
+
+
+def test_sparse_layers(tmp_path: Path) -> None:
+    def sparse(**fields: Any) -> list[bool]:
+        return [layer.sparse for layer in read(tmp_path, "qwen3_moe", **fields).layers]
+
+    assert sparse() == [True] * 4
+    assert sparse(decoder_sparse_step=2) == [False, True, False, True]
+    assert sparse(decoder_sparse_step=2, mlp_only_layers=[3]) == [False, True, False, False]
 
 
 @pytest.mark.parametrize(

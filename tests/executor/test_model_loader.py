@@ -46,6 +46,13 @@ LEGAL: dict[str, tuple[str, dict[str, Any]]] = {
     "untied gemma": ("gemma3", {"tie_word_embeddings": False, "head_dim": 16}),
     "gemma bias": ("gemma3", {"attention_bias": True, "head_dim": 16}),
     "soft-capped logits": ("gemma3", {"final_logit_softcapping": 2.0, "head_dim": 16}),
+    "granite biases": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "olmo2 bias": ("olmo2", {"attention_bias": True}),
+    "gemma2 without caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "phi3 whole head": ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    "mixtral window": ("mixtral", {"sliding_window": 8, "head_dim": 24}),
+    "qwen3_moe renormalized": ("qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 2}),
+    "qwen3_moe window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8, "attention_bias": True}),
     "one layer": ("qwen2", {"num_hidden_layers": 1}),
 }
 

@@ -85,6 +85,26 @@ def test_dynamic_does_not_depend_on_chunks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("style", [4, 5])
+@pytest.mark.parametrize("length", [ORIGINAL, 128])
+def test_longrope_by_the_served_length(style: int, length: int, tmp_path: Path) -> None:
+    """Short factors up to the original length; beyond it the long ones, which `transformers` takes for long texts."""
+    factors = {"short_factor": [1.0 + 0.1 * n for n in range(12)], "long_factor": [1.5 + 0.5 * n for n in range(12)]}
+    rope = {"rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75, **factors}
+    lengths = {"max_position_embeddings": 128, "original_max_position_embeddings": ORIGINAL}
+    model = make_model("phi3", rope_parameters=rope, sliding_window=None, **lengths)
+    save_model(model, tmp_path)
+    if style == 4:
+        old = {"rope_theta": 500.0, "partial_rotary_factor": 0.75, "rope_scaling": {"type": "su", **factors}}
+        edit_json(tmp_path / "config.json", {**old, **lengths}, remove=("rope_parameters",))
+    decoder = load_model(str(tmp_path), max_model_len=length).decoder
+    tokens = torch.randint(4, 260, (length,), generator=torch.Generator().manual_seed(8)).tolist()
+    with torch.inference_mode():
+        reference = model(torch.tensor([tokens])).logits[0]
+    for chunk in (7, length):
+        assert float((prompt_logits(decoder, tokens, chunk=chunk) - reference).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("style", [4, 5])
 def test_gemma_scales_full_layers_only(style: int, tmp_path: Path) -> None:
     linear = {"rope_type": "linear", "factor": 8.0}
     full = {**linear, "rope_theta": 5000.0}

@@ -10,17 +10,29 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 torch.set_num_threads(1)  # threads that wait for each other cost more than these sizes gain
@@ -42,7 +54,8 @@ _SIZES: dict[str, Any] = {
 }
 
 # Seeds whose greedy texts vary and never hang on a difference that rounding could turn.
-SEEDS = {"llama": 0, "smollm": 1, "mistral": 2, "qwen2": 0, "qwen3": 1, "gemma3": 2}
+SEEDS = {"llama": 0, "smollm": 1, "mistral": 2, "qwen2": 0, "qwen3": 1, "gemma3": 2, "gemma2": 0, "phi3": 0,
+         "olmo2": 0, "granite": 0, "mixtral": 0, "qwen3_moe": 0}  # fmt: skip
 
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
@@ -58,6 +71,27 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
 }  # fmt: skip
 """For each name: configuration class, model class, and what is not in `_SIZES`."""
 
+MORE_FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "sliding_window": 40,
+        "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0,
+    }),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 50,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75},
+    }),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {"rope_theta": 500_000.0}),
+    "granite": (GraniteConfig, GraniteForCausalLM, {
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.2, "logits_scaling": 2.5,
+    }),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 5, "intermediate_size": 48}),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {
+        "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+        "num_hidden_layers": 3, "mlp_only_layers": [1],
+    }),
+}  # fmt: skip
+"""The same, of families that share most of their code paths with those above; compared over fewer ways."""
+
 
 def make_model(family: str, **changes: Any) -> PreTrainedModel:
     """A random fp32 model on the CPU whose greedy texts vary.
@@ -65,7 +99,7 @@ def make_model(family: str, **changes: Any) -> PreTrainedModel:
     Matrices are drawn with a spread of 1.5 / sqrt(inputs) and embeddings small, so that attention is not flat and the
     layers outweigh the last token's embedding; norms and biases are drawn as well, so that a forgotten one shows.
     """
-    config_class, model_class, own = FAMILIES[family]
+    config_class, model_class, own = {**FAMILIES, **MORE_FAMILIES}[family]
     config = config_class(**{**_SIZES, **own, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(SEEDS[family])
@@ -77,11 +111,11 @@ def make_model(family: str, **changes: Any) -> PreTrainedModel:
                 parameter.normal_(0, 0.3)
             elif parameter.ndim == 1:
                 mean = 1.0 if "q_norm" in name else 0.0  # sharper attention
-                parameter.copy_(torch.randn_like(parameter) * 0.2 + mean + (0.0 if family == "gemma3" else 1.0))
+                parameter.copy_(torch.randn_like(parameter) * 0.2 + mean + (0.0 if family.startswith("gemma") else 1.0))
             elif "embed_tokens" in name:
                 parameter.normal_(0, 0.1 if not config.tie_word_embeddings else 0.03)
             else:
-                parameter.normal_(0, 1.5 / parameter.shape[1] ** 0.5)
+                parameter.normal_(0, 1.5 / parameter.shape[-1] ** 0.5)
     return model
 
 

@@ -1,0 +1,244 @@
+"""The decoder as one native call: its weights packed, its layers flattened into a list of operations."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import structlog
+import torch
+
+from executor_svc.kv_cache import KVCache
+from executor_svc.model.config import ModelConfig
+from executor_svc.model.linear import Linear
+from executor_svc.model.rope import cos_sin_table
+from executor_svc.model.weights import LayerWeights, Weights
+from kernels import AttentionBatch
+from kernels.native.library import LOGITS, Batch, Kind, Library, Op
+
+log = structlog.get_logger()
+
+HIDDEN, NORMED, QKV, ATTENDED, GATE_UP, GATED, BLOCK, HIDDEN_TAKEN, ATTENDED_TAKEN = range(9)
+"""Buffers. HIDDEN is the residual stream, BLOCK a block's output where a norm stands before the stream."""
+
+
+class NativeDecoder:
+    """Does what `executor_svc.model.decoder.Decoder` does, with one call of `kernels.native` for a whole step.
+
+    In every dtype a row's logits have the same bits in any company, in chunks of any length, on any number of threads.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, library: Library) -> None:
+        """Takes the weights over: each matrix is packed and then let go of, so that none is held twice."""
+        self.config, self.dtype, self.device = config, config.dtype, torch.device("cpu")
+        self._library = library
+        self._kept: list[torch.Tensor] = []
+        self._memory = _Memory(_packed_elements(library, weights) * config.dtype.itemsize)
+        self._tables = {
+            rope: self._keep(cos_sin_table(rope, config.head_dim, config.max_model_len))
+            for rope in {layer.rope for layer in config.layers}
+        }
+        self._program = library.program(self._ops(weights), self._widths())
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of the packed matrices."""
+        return self._memory.size
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        batch: AttentionBatch,
+        cache: KVCache,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """The contract of `Decoder.forward`. Raises IndexError for a token id or a position that is out of range."""
+        self._check(token_ids, self.config.vocab_size, "token id")
+        self._check(positions, self.config.max_model_len, "position")
+        block_size, num_blocks = cache.k[0].shape[1], cache.k[0].shape[0]
+        self._check(slots + 1, num_blocks * block_size + 1, "slot")
+        self._check(logit_rows, len(token_ids), "row")
+        logits = torch.empty(len(logit_rows), self.config.vocab_size)
+        tables = batch.block_tables.contiguous()
+        layers = ctypes.c_void_p * self.config.num_layers
+        held: dict[str, Any] = {
+            "token_ids": token_ids.contiguous(),
+            "positions": positions.long().contiguous(),
+            "slots": slots.contiguous(),
+            "logit_rows": logit_rows.contiguous(),
+            "query_start": batch.query_start.contiguous(),
+            "context_lens": batch.context_lens.contiguous(),
+            "block_tables": tables,
+            "logits": logits,
+        }
+        self._program.run(
+            Batch(
+                tokens=len(token_ids),
+                rows=len(batch.context_lens),
+                taken=len(logit_rows),
+                table_stride=tables.shape[1],
+                block_size=block_size,
+                num_blocks=num_blocks,
+                threads=torch.get_num_threads(),
+                k_cache=ctypes.addressof(k := layers(*(layer.data_ptr() for layer in cache.k))),
+                v_cache=ctypes.addressof(v := layers(*(layer.data_ptr() for layer in cache.v))),
+                **{name: tensor.data_ptr() for name, tensor in held.items()},
+            )
+        )
+        del k, v
+        return logits
+
+    @staticmethod
+    def _check(values: torch.Tensor, end: int, what: str) -> None:
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < end:
+            raise IndexError(f"a {what} is out of range")
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._kept.append(tensor)
+        return tensor
+
+    def _pointer(self, tensor: torch.Tensor | None) -> int | None:
+        return None if tensor is None else self._keep(tensor.contiguous()).data_ptr()
+
+    def _pack(self, weight: torch.Tensor) -> int:
+        """Address of the packed copy."""
+        target = self._memory.take(self._library.packed_size(*weight.shape), weight.dtype)
+        self._library.pack(weight, target)
+        return target.data_ptr()
+
+    def _widths(self) -> list[int]:
+        config = self.config
+        attended = config.num_heads * config.head_dim
+        qkv = attended + 2 * config.num_kv_heads * config.head_dim
+        hidden, inner = config.hidden_size, config.intermediate_size
+        return [hidden, hidden, qkv, attended, 2 * inner, inner, hidden, hidden, attended]
+
+    def _ops(self, weights: Weights) -> list[Op]:
+        """Empties `weights` on the way."""
+        config = self.config
+        scale = torch.tensor(config.embedding_scale).to(config.dtype).item()  # as in `Decoder`
+        tied = weights.lm_head.weight is weights.embedding
+        size = {"n": config.vocab_size, "k": config.hidden_size}
+        embedding = self._pack(weights.embedding)
+        lm_head = embedding if tied else self._pack(weights.lm_head.weight)
+        weights.embedding = weights.lm_head.weight = torch.empty(0)
+        ops = [Op(kind=Kind.EMBED, output=HIDDEN, weight=embedding, scale=scale, **size)]
+        for index in range(config.num_layers):
+            ops += self._layer(index, weights.layers.pop(0))
+        ops.append(self._norm(HIDDEN_TAKEN, NORMED, weights.norm))
+        ops.append(Op(kind=Kind.LINEAR, input=NORMED, output=LOGITS, weight=lm_head, scale=1.0, **size))
+        if config.logit_softcap:
+            ops.append(Op(kind=Kind.SOFTCAP, output=LOGITS, softcap=config.logit_softcap, **size))
+        last = next(place for place, op in enumerate(ops) if op.kind == Kind.TAKE_ROWS)
+        for op in ops[last:]:
+            op.taken = 1
+        return ops
+
+    def _layer(self, index: int, layer: LayerWeights) -> list[Op]:
+        config, heads = self.config, self.config.num_heads
+        ops = [self._norm(HIDDEN, NORMED, layer.input_norm), self._linear(NORMED, QKV, layer.qkv)]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            ops.append(self._norm(QKV, QKV, layer.q_norm, count=heads))
+            ops.append(self._norm(QKV, QKV, layer.k_norm, count=config.num_kv_heads, offset=heads * config.head_dim))
+        shape = {"heads": heads, "kv_heads": config.num_kv_heads, "head_dim": config.head_dim, "layer": index}
+        table = self._tables[config.layers[index].rope]
+        ops.append(
+            Op(
+                kind=Kind.ROPE_AND_CACHE,
+                input=QKV,
+                output=QKV,
+                table=table.data_ptr(),
+                rotary=table.shape[1],
+                **shape,
+            )
+        )
+        ops.append(
+            Op(
+                kind=Kind.ATTENTION,
+                input=QKV,
+                output=ATTENDED,
+                window=config.layers[index].window,
+                scale=config.attention_scale,
+                softcap=config.attention_softcap,
+                **shape,
+            )
+        )
+        hidden, attended = HIDDEN, ATTENDED
+        if index == config.num_layers - 1:  # behind the last attention only these rows matter
+            hidden, attended = HIDDEN_TAKEN, ATTENDED_TAKEN
+            ops.append(Op(kind=Kind.TAKE_ROWS, input=HIDDEN, output=hidden))
+            ops.append(Op(kind=Kind.TAKE_ROWS, input=ATTENDED, output=attended))
+        ops += self._join(attended, hidden, layer.o, layer.post_attention_norm)
+        gelu = int(config.activation == "gelu_tanh")
+        ops += [
+            self._norm(hidden, NORMED, layer.pre_mlp_norm),
+            self._linear(NORMED, GATE_UP, layer.gate_up),
+            Op(kind=Kind.GATED, input=GATE_UP, output=GATED, flag=gelu),
+        ]
+        return ops + self._join(GATED, hidden, layer.down, layer.post_mlp_norm)
+
+    def _join(self, source: int, stream: int, linear: Linear, post_norm: torch.Tensor | None) -> list[Op]:
+        """A block's last linear layer, added to the residual stream."""
+        if post_norm is None:
+            return [self._linear(source, stream, linear, add=True)]
+        return [
+            self._linear(source, BLOCK, linear),
+            self._norm(BLOCK, BLOCK, post_norm),
+            Op(kind=Kind.ADD, input=BLOCK, output=stream),
+        ]
+
+    def _linear(self, source: int, target: int, linear: Linear, *, add: bool = False) -> Op:
+        outputs, inputs = linear.weight.shape
+        weight = self._pack(linear.weight)
+        linear.weight = torch.empty(0)
+        bias = self._pointer(linear.bias)
+        size = {"n": outputs, "k": inputs}
+        return Op(
+            kind=Kind.LINEAR, input=source, output=target, flag=int(add), scale=1.0, weight=weight, bias=bias, **size
+        )
+
+    def _norm(self, source: int, target: int, weight: torch.Tensor, *, count: int = 1, offset: int = 0) -> Op:
+        config = self.config
+        return Op(
+            kind=Kind.NORM,
+            input=source,
+            output=target,
+            offset=offset,
+            count=count,
+            k=len(weight),
+            eps=config.rms_norm_eps,
+            flag=int(config.unit_offset_norms),
+            weight=self._pointer(weight),
+        )
+
+
+class _Memory:
+    """One region for all packed matrices, in large pages where the system has them: it is read whole at every step."""
+
+    _ALIGNMENT = 64
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._map = mmap.mmap(-1, max(size, 1))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._taken = 0
+
+    def take(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """The next [elements] of the region."""
+        found = torch.frombuffer(self._map, dtype=dtype, count=elements, offset=self._taken)
+        self._taken += elements * dtype.itemsize
+        return found
+
+
+def _packed_elements(library: Library, weights: Weights) -> int:
+    matrices = [weights.embedding]
+    if weights.lm_head.weight is not weights.embedding:
+        matrices.append(weights.lm_head.weight)
+    for layer in weights.layers:
+        matrices += [linear.weight for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    return sum(library.packed_size(*matrix.shape) for matrix in matrices)

@@ -1,0 +1,136 @@
+"""The compiled kernels seen from Python: structures of `program.h`, and the functions of `step.cpp`."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kernels.native.build import build
+from kernels.native.isa import Isa
+
+C_TYPES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
+LOGITS = -1
+"""As `Op.output`: the caller's fp32 tensor."""
+
+
+class Kind(IntEnum):
+    """What an operation does; see `program.h`."""
+
+    EMBED = 0
+    NORM = 1
+    LINEAR = 2
+    ROPE_AND_CACHE = 3
+    ATTENTION = 4
+    GATED = 5
+    ADD = 6
+    TAKE_ROWS = 7
+    SOFTCAP = 8
+    SCALE = 9
+
+
+class Op(ctypes.Structure):
+    """`Op` of program.h."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("input", ctypes.c_int32),
+        ("output", ctypes.c_int32),
+        ("taken", ctypes.c_int32),
+        ("offset", ctypes.c_int32),
+        ("count", ctypes.c_int32),
+        ("layer", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+        ("heads", ctypes.c_int32),
+        ("kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("rotary", ctypes.c_int32),
+        ("flag", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("eps", ctypes.c_float),
+        ("spare", ctypes.c_float),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+    )
+
+
+class Batch(ctypes.Structure):
+    """`Batch` of program.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in "tokens rows taken table_stride block_size num_blocks threads".split()),
+        *((name, ctypes.c_void_p) for name in "token_ids positions slots logit_rows".split()),
+        *((name, ctypes.c_void_p) for name in "query_start context_lens block_tables".split()),
+        *((name, ctypes.c_void_p) for name in "k_cache v_cache logits".split()),
+    )
+
+
+class Library:
+    """The kernels of one instruction set for one number format. Calls leave the interpreter lock."""
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._functions = functions = ctypes.CDLL(str(path))
+        functions.gilir_packed_size.restype = ctypes.c_int64
+        functions.gilir_packed_size.argtypes = (ctypes.c_int64, ctypes.c_int64)
+        functions.gilir_pack.restype = None
+        functions.gilir_pack.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+            ctypes.c_int32,
+        )
+        functions.gilir_create.restype = ctypes.c_void_p
+        functions.gilir_create.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+        functions.gilir_destroy.argtypes = (ctypes.c_void_p,)
+        functions.gilir_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+
+    def packed_size(self, outputs: int, inputs: int) -> int:
+        """Elements of a packed [outputs, inputs] weight."""
+        return int(self._functions.gilir_packed_size(outputs, inputs))
+
+    def pack(self, weight: torch.Tensor, target: torch.Tensor) -> None:
+        """weight: [outputs, inputs]; target: [packed_size]; both of the library's dtype, contiguous."""
+        weight = weight.contiguous()
+        outputs, inputs = weight.shape
+        if target.numel() != self.packed_size(outputs, inputs) or {weight.dtype, target.dtype} != {self.dtype}:
+            raise ValueError(f"cannot pack {weight.dtype} {tuple(weight.shape)} into {target.numel()} {target.dtype}")
+        threads = torch.get_num_threads()
+        self._functions.gilir_pack(weight.data_ptr(), outputs, inputs, target.data_ptr(), threads)
+
+    def program(self, ops: list[Op], widths: list[int]) -> Program:
+        """ops: in order; widths: columns of each buffer that they name."""
+        return Program(self._functions, ops, widths)
+
+
+class Program:
+    """A list of operations with its buffers. Not to be run by two threads at once."""
+
+    def __init__(self, functions: ctypes.CDLL, ops: list[Op], widths: list[int]) -> None:
+        self._functions = functions
+        self._program = functions.gilir_create(
+            (Op * len(ops))(*ops), len(ops), (ctypes.c_int64 * len(widths))(*widths), len(widths)
+        )
+
+    def __del__(self) -> None:
+        self._functions.gilir_destroy(self._program)
+
+    def run(self, batch: Batch) -> None:
+        """Raises MemoryError."""
+        if self._functions.gilir_run(self._program, ctypes.byref(batch)):
+            raise MemoryError("no memory for the activations of the step")
+
+
+@cache
+def load(isa: Isa, dtype: torch.dtype) -> Library:
+    """The library, built where there is none yet. Raises `BuildError`, and OSError for one that cannot be loaded."""
+    return Library(build((*isa.compiler_flags, f"-DGILIR_DTYPE={C_TYPES[dtype]}")), dtype)

@@ -1,0 +1,205 @@
+// One forward pass of a decoder in one call: every thread walks the list of operations, with a barrier between two
+// that divide the work differently.
+//
+// Built once for each number format: GILIR_DTYPE is float, bf16 or f16.
+#include <cstdlib>
+#include <memory>
+
+#include "attention.h"
+#include "gated_activation.h"
+#include "program.h"
+#include "rms_norm.h"
+#include "rope.h"
+
+namespace gilir {
+
+using T = GILIR_DTYPE;
+using A = Activation<T>;
+
+// Rows of activations. The columns up to the stride are 0 and stay so: matrix products read them.
+struct Buffer {
+  int64_t width = 0, stride = 0, capacity = 0;
+  A* data = nullptr;
+  ~Buffer() { std::free(data); }
+  A* row(int64_t index) const { return data + index * stride; }
+  void reserve(int64_t rows) {
+    if (rows <= capacity) return;
+    std::free(data);
+    const size_t bytes = sizeof(A) * static_cast<size_t>(rows * stride);
+    data = static_cast<A*>(std::aligned_alloc(64, static_cast<size_t>(padded(static_cast<int64_t>(bytes), 64))));
+    if (data == nullptr) throw std::bad_alloc();
+    std::memset(static_cast<void*>(data), 0, bytes);
+    capacity = rows;
+  }
+};
+
+class Decoder {
+ public:
+  Decoder(const Op* ops, int64_t count, const int64_t* widths, int64_t buffers) : ops_(ops, ops + count), buffers_(buffers) {
+    for (size_t i = 0; i < buffers_.size(); i++) {
+      buffers_[i].width = widths[i];
+      buffers_[i].stride = padded(widths[i], K_MULTIPLE);
+    }
+  }
+
+  void run(const Batch& batch) {
+    for (auto& buffer : buffers_) buffer.reserve(std::max(batch.tokens, batch.taken));
+    prepare_attention(batch);
+    Pool& pool = Pool::instance();
+    const int threads = static_cast<int>(batch.threads);
+    pool.run(threads, [&](int thread) {
+      for (size_t i = 0; i < ops_.size(); i++) {
+        run_op(ops_[i], batch, thread, threads, pool);
+        if (i + 1 < ops_.size() && !shares_rows(ops_[i], ops_[i + 1])) sync(pool);
+      }
+    });
+  }
+
+ private:
+  static bool by_rows(const Op& op) { return op.kind != Kind::LINEAR && op.kind != Kind::ATTENTION; }
+  // Whether each thread goes on with the rows that it has just made.
+  static bool shares_rows(const Op& op, const Op& next) {
+    return by_rows(op) && by_rows(next) && op.taken == next.taken && next.kind != Kind::TAKE_ROWS;
+  }
+
+  void sync(Pool& pool) {
+    pool.barrier.wait([this] { next_task_.store(0, std::memory_order_relaxed); });
+  }
+
+  void prepare_attention(const Batch& batch) {
+    items_.clear();
+    next_task_.store(0);
+    for (const Op& op : ops_) {
+      if (op.kind != Kind::ATTENTION) continue;
+      items_ = attention_items(batch.query_start, static_cast<int>(batch.rows), op.heads, op.kv_heads);
+      int longest = 0;
+      for (int64_t row = 0; row < batch.rows; row++) longest = std::max(longest, batch.context_lens[row]);
+      const int64_t count = static_cast<int64_t>(items_.size()), parts = (longest + PART - 1) / PART;
+      split_ = batch.threads > 1 && parts > 1 && count < 4 * batch.threads;
+      if (split_) split_attention_.resize(count, parts, op.head_dim);
+      return;
+    }
+  }
+
+  void run_op(const Op& op, const Batch& batch, int thread, int threads, Pool& pool) {
+    if (op.kind == Kind::LINEAR) return run_linear(op, batch, thread, threads);
+    if (op.kind == Kind::ATTENTION) return run_attention(op, batch, pool);
+    const Share rows(op.taken ? batch.taken : batch.tokens, thread, threads);
+    for (int64_t row = rows.begin; row < rows.end; row++) run_row(op, batch, row);
+  }
+
+  void run_row(const Op& op, const Batch& batch, int64_t row) {
+    const T* weight = static_cast<const T*>(op.weight);
+    const Buffer& in = buffers_[static_cast<size_t>(op.in)];
+    if (op.out == LOGITS) return run_logits_row(op, batch.logits + row * op.n);
+    A* out = buffers_[static_cast<size_t>(op.out)].row(row);
+    const A* x = in.row(op.kind == Kind::TAKE_ROWS ? batch.logit_rows[row] : row);
+    switch (op.kind) {
+      case Kind::EMBED: return unpack_row(Packed<T>{weight, op.n, op.k}, batch.token_ids[row], op.scale, out);
+      case Kind::NORM:
+        for (int i = 0; i < op.count; i++) {
+          const int64_t at = op.offset + i * op.k;
+          rms_norm_row(x + at, weight, op.k, op.eps, op.flag != 0, out + at);
+        }
+        return;
+      case Kind::ROPE_AND_CACHE: return run_rope(op, batch, row, out);
+      case Kind::GATED: return gated_row<T>(x, in.width / 2, static_cast<Activate>(op.flag), out);
+      case Kind::ADD:
+        for (int64_t i = 0; i < in.stride; i += LANES) store(out + i, round_to<T>(load(out + i) + load(x + i)));
+        return;
+      case Kind::SCALE:
+        for (int64_t i = 0; i < in.stride; i += LANES) store(out + i, round_to<T>(load(x + i) * set1(op.scale)));
+        return;
+      case Kind::TAKE_ROWS: std::memcpy(static_cast<void*>(out), x, sizeof(A) * static_cast<size_t>(in.stride)); return;
+      default: return;
+    }
+  }
+
+  static void run_logits_row(const Op& op, float* logits) {
+    for (int64_t i = 0; i < op.n; i += LANES) {
+      const int count = static_cast<int>(op.n - i);
+      f32x16 x = load_part(logits + i, count);
+      if (op.kind == Kind::SOFTCAP) x = tanh(x / set1(op.softcap)) * set1(op.softcap);
+      if (op.kind == Kind::SCALE) x = x * set1(op.scale);
+      store_part(logits + i, x, count);
+    }
+  }
+
+  static void run_rope(const Op& op, const Batch& batch, int64_t row, A* qkv) {
+    const int64_t slot = batch.slots[row], width = static_cast<int64_t>(op.kv_heads) * op.head_dim;
+    T* k = slot < 0 ? nullptr : static_cast<T*>(batch.k_cache[op.layer]) + slot * width;
+    T* v = slot < 0 ? nullptr : static_cast<T*>(batch.v_cache[op.layer]) + slot * width;
+    rope_and_cache_row(qkv, op.heads, op.kv_heads, op.head_dim, op.table + batch.positions[row] * op.rotary, op.rotary, k, v);
+  }
+
+  void run_linear(const Op& op, const Batch& batch, int thread, int threads) {
+    const Buffer& in = buffers_[static_cast<size_t>(op.in)];
+    const bool last = op.out == LOGITS;
+    const Buffer* out = last ? nullptr : &buffers_[static_cast<size_t>(op.out)];
+    linear<T>({in.data, op.taken ? batch.taken : batch.tokens, in.stride,
+               Packed<T>{static_cast<const T*>(op.weight), op.n, op.k}, static_cast<const T*>(op.bias),
+               op.flag ? Join::ADD : Join::STORE, op.scale, last ? batch.logits : out->data, last ? op.n : out->stride},
+              thread, threads);
+  }
+
+  void run_attention(const Op& op, const Batch& batch, Pool& pool) {
+    thread_local std::unique_ptr<AttentionScratch> scratch;
+    if (scratch == nullptr || scratch->width != padded(op.head_dim, LANES))
+      scratch = std::make_unique<AttentionScratch>(op.head_dim);
+    const Buffer&in = buffers_[static_cast<size_t>(op.in)], &out = buffers_[static_cast<size_t>(op.out)];
+    const Attention<T> work{in.data, in.stride, static_cast<const T*>(batch.k_cache[op.layer]),
+                            static_cast<const T*>(batch.v_cache[op.layer]), out.data, out.stride, batch.query_start,
+                            batch.context_lens, batch.block_tables, batch.table_stride,
+                            static_cast<int>(batch.block_size), op.heads, op.kv_heads, op.head_dim, op.window, op.scale,
+                            op.softcap};
+    const int64_t count = static_cast<int64_t>(items_.size());
+    const auto each = [&](int64_t tasks, auto&& task) {
+      for (int64_t i; (i = next_task_.fetch_add(1, std::memory_order_relaxed)) < tasks;) task(i);
+    };
+    if (!split_) return each(count, [&](int64_t i) { attend(work, items_[static_cast<size_t>(i)], *scratch); });
+    each(count * split_attention_.most_parts, [&](int64_t i) { split_attention_.attend(work, items_, i, *scratch); });
+    sync(pool);
+    each(count, [&](int64_t i) { split_attention_.finish(work, items_, i, *scratch); });
+  }
+
+  std::vector<Op> ops_;
+  std::vector<Buffer> buffers_;
+  std::vector<AttentionItem> items_;
+  SplitAttention split_attention_;
+  bool split_ = false;
+  alignas(64) std::atomic<int64_t> next_task_{0};
+};
+
+}  // namespace gilir
+
+using namespace gilir;
+
+extern "C" {
+
+int64_t gilir_packed_size(int64_t n, int64_t k) { return padded(n, PANEL) * padded(k, K_MULTIPLE); }
+
+// weight: [n, k]; target: `gilir_packed_size` elements.
+void gilir_pack(const void* weight, int64_t n, int64_t k, void* target, int32_t threads) {
+  Pool::instance().run(threads, [&](int thread) {
+    const Share share((n + PANEL - 1) / PANEL, thread, threads);
+    pack(static_cast<const T*>(weight), n, k, static_cast<T*>(target), share.begin, share.end);
+  });
+}
+
+void* gilir_create(const Op* ops, int64_t count, const int64_t* widths, int64_t buffers) {
+  return new Decoder(ops, count, widths, buffers);
+}
+
+void gilir_destroy(void* decoder) { delete static_cast<Decoder*>(decoder); }
+
+// 0, or 1 when the memory does not suffice.
+int32_t gilir_run(void* decoder, const Batch* batch) {
+  try {
+    static_cast<Decoder*>(decoder)->run(*batch);
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+  return 0;
+}
+
+}
