@@ -2,8 +2,8 @@
 
 Tokens are ordered by falling logit / temperature, ties by id, and the first two filters keep a prefix of that order. A
 prefix is all tokens above some value, and of those equal to it the ones up to some id. One program a row bisects the
-values, as integers in the order of the floats, and counts or weighs the row at each step. It stops once a single token
-is left to decide, after about as many steps as the numbers of that neighbourhood have bits in which they differ.
+values, as integers in the order of the floats, and counts or weighs the row at each step; it stops once a single token,
+or a single value, is left to decide: after 32 steps at most, and half as many as a rule.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from kernels.compiler import tl, triton
 
 if TYPE_CHECKING:
     from kernels.sampling import SamplingColumns
+
+
+BLOCK = 4096
+"""Tokens that a program reads at once."""
 
 
 @dataclass(frozen=True)
@@ -64,30 +68,33 @@ def _scale(row_ptr, temperature, vocab_size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _count(row_ptr, key, vocab_size, BLOCK: tl.constexpr):
-    """How many tokens lie above a key."""
-    lane = tl.arange(0, BLOCK)
-    count = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, vocab_size, BLOCK):
-        inside = start + lane < vocab_size
-        value = tl.load(row_ptr + start + lane, mask=inside, other=0.0)
-        count += (inside & (order_key(value) > key)).to(tl.int32)
-    return tl.sum(count)
-
-
-@triton.jit
-def _weigh(row_ptr, key, highest, vocab_size, BLOCK: tl.constexpr):
-    """(number, sum of exp(value - highest)) of the tokens above a key."""
+def _above(row_ptr, key, highest, vocab_size, WEIGH: tl.constexpr, BLOCK: tl.constexpr):
+    """Of the tokens above a key their number, the fp64 sum of exp(value - highest) if WEIGH, and their least key; of the
+    others the largest key."""
     lane = tl.arange(0, BLOCK)
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.float64)
+    least, largest = tl.full([BLOCK], 2147483647, tl.int32), tl.full([BLOCK], -2147483648, tl.int32)
     for start in range(0, vocab_size, BLOCK):
         inside = start + lane < vocab_size
         value = tl.load(row_ptr + start + lane, mask=inside, other=0.0)
-        above = inside & (order_key(value) > key)
+        found = order_key(value)
+        above = inside & (found > key)
         count += above.to(tl.int32)
-        mass += tl.where(above, tl.exp(value - highest), 0.0).to(tl.float64)
-    return tl.sum(count), tl.sum(mass)
+        least = tl.where(above, tl.minimum(least, found), least)
+        largest = tl.where(inside & (found <= key), tl.maximum(largest, found), largest)
+        if WEIGH:
+            mass += tl.where(above, tl.exp(value - highest), 0.0).to(tl.float64)
+    return tl.sum(count), tl.sum(mass), tl.min(least), tl.max(largest)
+
+
+@triton.jit
+def _narrow(low, high, middle, enough, least, largest):
+    """The half (low, middle] or (middle, high], without the ends that no token has; never empty."""
+    return (
+        tl.where(enough, tl.minimum(least - 1, high - 1), low),
+        tl.where(enough, high, tl.maximum(tl.minimum(largest, middle), low + 1)),
+    )
 
 
 @triton.jit
@@ -139,10 +146,10 @@ def _cut_top_k(row_ptr, top, top_k, vocab_size, BLOCK: tl.constexpr):
     many, few = top * 0 + vocab_size, top * 0
     while (high - 1 > low) & (many != top_k):
         middle = _middle(low, high)
-        count = _count(row_ptr, middle, vocab_size, BLOCK)
+        count, _, least, largest = _above(row_ptr, middle, 0.0, vocab_size, False, BLOCK)
         enough = count >= top_k
-        low, many = tl.where(enough, middle, low), tl.where(enough, count, many)
-        high, few = tl.where(enough, high, middle), tl.where(enough, few, count)
+        low, high = _narrow(low, high, middle, enough, least, largest)
+        many, few = tl.where(enough, count, many), tl.where(enough, few, count)
     exact = many == top_k
     return tl.where(exact, low, high), tl.where(exact, 0, top_k - few)
 
@@ -150,19 +157,19 @@ def _cut_top_k(row_ptr, top, top_k, vocab_size, BLOCK: tl.constexpr):
 @triton.jit
 def _cut_top_p(row_ptr, top, highest, top_p, floor, ties, vocab_size, BLOCK: tl.constexpr):
     """As `_cut_top_k`, of the set that (floor, ties) names: its shortest prefix that weighs at least top_p of it."""
-    many, mass = _weigh(row_ptr, floor, highest, vocab_size, BLOCK)
+    many, mass, least, _ = _above(row_ptr, floor, highest, vocab_size, True, BLOCK)
     tie_weight = _weight_of_key(floor, highest)
     wanted = top_p.to(tl.float64) * (mass + tl.where(ties > 0, ties.to(tl.float64) * tie_weight, 0.0))
     if mass < wanted:  # the prefix ends among the ties
         return floor, _ties_needed(wanted - mass, tie_weight, ties)
-    low, high = floor, top  # the tokens above low weigh enough, those above high do not
+    low, high = tl.minimum(least, top) - 1, top  # the tokens above low weigh enough, those above high do not
     few, light = top * 0, mass * 0.0
     while (high - 1 > low) & (many - few != 1):
         middle = _middle(low, high)
-        count, mass = _weigh(row_ptr, middle, highest, vocab_size, BLOCK)
+        count, mass, least, largest = _above(row_ptr, middle, highest, vocab_size, True, BLOCK)
         enough = mass >= wanted
-        low, many = tl.where(enough, middle, low), tl.where(enough, count, many)
-        high, few = tl.where(enough, high, middle), tl.where(enough, few, count)
+        low, high = _narrow(low, high, middle, enough, least, largest)
+        many, few = tl.where(enough, count, many), tl.where(enough, few, count)
         light = tl.where(enough, light, mass)
     equal = many - few
     needed = _ties_needed(wanted - light, _weight_of_key(high, highest), equal)
@@ -224,7 +231,7 @@ def filter_triton(logits: torch.Tensor, columns: SamplingColumns) -> Cuts:
             highest,
             logits.stride(0),
             vocab_size,
-            BLOCK=4096,
+            BLOCK=BLOCK,
             num_warps=16,
         )
     return Cuts(floor, last_token, highest)
