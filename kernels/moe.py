@@ -6,8 +6,10 @@ from typing import Literal
 
 import torch
 
+from kernels.compiler import use_triton
 from kernels.gated_activation import gelu_tanh_mul_reference, silu_mul_reference
 from kernels.linear import settled_tiling, tiled_linear
+from kernels.moe_triton import moe_mlp_triton, route_topk_triton
 from kernels.topk import ordered_topk
 
 ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
@@ -16,12 +18,14 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 def route_topk(router_logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k experts with the largest softmax of the router's logits, in falling order, ties by lowest id.
+    """The k experts with the largest logits, in falling order, ties by lowest id, and the softmax over all E at them.
 
-    router_logits: fp32 [T, E]; 0 < k <= E. renormalize: divide the k weights by their sum.
+    router_logits: fp32 [T, E], its rows contiguous; 0 < k <= E. renormalize: divide the k weights by their sum, which
+    makes them the softmax over the k alone.
     Returns (weights fp32 [T, k], ids int32 [T, k]).
     """
-    return route_topk_reference(router_logits, k, renormalize)
+    run = route_topk_triton if use_triton(router_logits) else route_topk_reference
+    return run(router_logits, k, renormalize)
 
 
 def moe_mlp(
@@ -47,12 +51,14 @@ def moe_mlp(
     weighted sum runs in fp32 in the order of k and is rounded once. A token's result is a function of its own row, ids
     and weights: the other tokens and their experts do not change a bit. Returns a new tensor [T, H].
     """
-    return moe_mlp_reference(x, gate_up, down, ids, weights, activation, gate_up_bias=gate_up_bias, down_bias=down_bias)
+    run = moe_mlp_triton if use_triton(x) else moe_mlp_reference
+    return run(x, gate_up, down, ids, weights, activation, gate_up_bias=gate_up_bias, down_bias=down_bias)
 
 
 def route_topk_reference(router_logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Plain torch version of `route_topk`."""
-    weights, ids = ordered_topk(torch.softmax(router_logits, dim=-1), k)
+    _, ids = ordered_topk(router_logits, k)
+    weights = torch.softmax(router_logits, dim=-1).gather(1, ids)
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
     return weights, ids.int()

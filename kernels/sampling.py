@@ -50,6 +50,6 @@ def sample(logits: torch.Tensor, columns: SamplingColumns, *, filtered: bool | N
 
     A row's draw depends on its own logits, parameters, seed and position alone.
 
-    filtered: whether any row has a top-k, top-p or min-p; None where the caller does not know, and a GPU is asked.
+    filtered: whether any row has a top-k, top-p or min-p; None where the caller does not know.
     """
     return sample_triton(logits, columns, filtered) if use_triton(logits) else sample_torch(logits, columns)

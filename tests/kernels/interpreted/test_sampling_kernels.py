@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 import triton
 import triton.language as tl
 
-from kernels import SamplingColumns, gumbel_noise, philox4x32, sample
+from kernels import SamplingColumns, gumbel_noise, philox4x32, sample, sampling_filters
 from kernels.philox import gumbel_noise_triton
+from kernels.sampling_filters import filter_triton
 from kernels.sampling_triton import sample_triton
+from tests.kernels.sampling_cases import MIXED, Parameters, columns, kept_tokens
 
 SEEDS = torch.tensor([0, 1, -1, 2**40 + 17, -(2**63), 2**63 - 1, 0x299F31D0A4093822])
 
@@ -37,8 +40,9 @@ def test_gumbel_noise() -> None:
     torch.testing.assert_close(found, gumbel_noise(SEEDS, positions, 3000), rtol=2e-6, atol=2e-6)
 
 
-def test_draws_are_those_of_the_torch_path() -> None:
+def test_draws_are_those_of_the_torch_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """9000 tokens are three splits, the last one partly filled."""
+    monkeypatch.setattr(sampling_filters, "BLOCK", 16384)  # one step costs the interpreter as much as a small one
     rows = 10
     logits = torch.randn(rows, 9000) * 2
     logits[:, 100:200] = -math.inf
@@ -52,7 +56,7 @@ def test_draws_are_those_of_the_torch_path() -> None:
     )
     expected = sample(logits.clone(), columns)
     assert torch.equal(sample_triton(logits.clone(), columns), expected)
-    for row in (0, 3, 4):
+    for row in (0, 4):
         place = torch.tensor([row])
         assert torch.equal(sample_triton(logits[place], columns.select(place)), expected[place])
 
@@ -65,3 +69,49 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
     zeros = torch.zeros(3)
     columns = SamplingColumns(zeros, zeros.int(), zeros + 1, zeros, zeros.long(), zeros.long())
     assert sample_triton(logits, columns).tolist() == [4099, 8500, 0]
+
+
+def kept_by_the_cuts(logits: torch.Tensor, rows: list[Parameters]) -> list[list[int]]:
+    """What `filter_triton` leaves of each row, min-p included."""
+    scaled = logits.clone()
+    cuts = filter_triton(scaled, columns(rows))
+    bits = (scaled + 0.0).view(torch.int32)
+    keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    tied = (keys == cuts.floor[:, None]) & (torch.arange(logits.shape[1]) <= cuts.last_token[:, None])
+    likely = (scaled - cuts.highest[:, None]).exp() >= torch.tensor([row[3] for row in rows])[:, None]
+    kept = ((keys > cuts.floor[:, None]) | tied) & likely
+    return [row.nonzero().squeeze(1).tolist() for row in kept]
+
+
+def test_filters_keep_what_the_rule_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks, the last one partly filled."""
+    monkeypatch.setattr(sampling_filters, "BLOCK", 256)
+    rows = [row for row in MIXED if row[0] > 0 and row[1:] != (0, 1.0, 0.0)]
+    rows += [(0.5, 499, 1.0, 0.0), (1.0, 50, 0.3, 0.0), (3.0, 0, 0.9999, 0.0), (1e-2, 7, 0.7, 1.0)]
+    logits = torch.randn(len(rows), 500) * 2
+    logits[1, ::3] = -math.inf
+    assert kept_by_the_cuts(logits, rows) == [sorted(kept_tokens(*row)) for row in zip(logits, rows, strict=True)]
+
+
+def test_filters_cut_among_equal_tokens_by_id() -> None:
+    """Coarse logits: nearly every cut falls among tokens of one value, both zeros among them."""
+    rows: list[Parameters] = [
+        *((1.0, top_k, 1.0, 0.0) for top_k in (1, 17, 299)),
+        *((2.0, 0, top_p, 0.0) for top_p in (1e-6, 0.33, 0.8, 0.99)),
+        *((1.0, top_k, 0.61, 0.0) for top_k in (3, 40, 250)),
+        (1.0, 60, 0.999, 0.3),
+    ]
+    logits = torch.randint(-2, 3, (len(rows), 300)).float()
+    logits[:, ::2] *= -1.0
+    logits[3] = 1.0
+    assert kept_by_the_cuts(logits, rows) == [sorted(kept_tokens(*row)) for row in zip(logits, rows, strict=True)]
+
+
+def test_rows_that_are_not_numbers_do_no_harm() -> None:
+    """Nothing is promised of what they draw, but the search ends, the ids are tokens, and their mates are safe."""
+    logits = torch.randn(4, 100)
+    logits[0], logits[1, 3], logits[2, 5] = -math.inf, math.nan, math.inf
+    table = columns([(1.0, 5, 0.5, 0.1)] * 4)
+    drawn = sample_triton(logits.clone(), table)
+    assert bool(((drawn >= 0) & (drawn < 100)).all())
+    assert drawn[3] == sample_triton(logits[3:].clone(), table.select(torch.tensor([3])))

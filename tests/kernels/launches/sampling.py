@@ -7,14 +7,14 @@ import torch
 from kernels.penalties import apply_penalties_triton
 from kernels.philox import gumbel_noise_triton
 from kernels.sampling import SamplingColumns
-from kernels.sampling_triton import draw_triton
+from kernels.sampling_triton import sample_triton
 from tests.kernels.launches.launch import Launch, empty, ints
 
 
-def draw() -> Launch:
+def draw(filtered: bool) -> Launch:
     real = empty(4, dtype=torch.float32)
     columns = SamplingColumns(real, ints(4, dtype=torch.int32), real, real, ints(4), ints(4))
-    return Launch(lambda: draw_triton(empty(4, 49152, dtype=torch.float32), columns))
+    return Launch(lambda: sample_triton(empty(4, 49152, dtype=torch.float32), columns, filtered))
 
 
 def penalties() -> Launch:
@@ -26,6 +26,7 @@ def penalties() -> Launch:
 
 LAUNCHES = {
     "gumbel_noise": Launch(lambda: gumbel_noise_triton(ints(4), ints(4), 49152)),
-    "draw": draw(),
+    "draw": draw(filtered=False),
+    "draw filtered": draw(filtered=True),
     "penalties": penalties(),
 }
