@@ -59,6 +59,7 @@ def start(settings: ExecutorSettings) -> Link:
         dtype=settings.dtype,
         device=str(device),
         max_model_len=settings.max_model_len,
+        quantization=settings.quantization,
         name=settings.served_model_name or None,
     )
     card = loaded.card

@@ -12,7 +12,7 @@ import torch
 
 from common.wire import ModelCard
 from executor_svc.model.card import build_card
-from executor_svc.model.config import ModelConfig, read_config
+from executor_svc.model.config import ModelConfig, Quantization, read_config
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.errors import ModelError
 from executor_svc.model.fingerprint import model_fingerprint
@@ -38,23 +38,25 @@ def load_model(
     dtype: str = "auto",
     device: str = "cpu",
     max_model_len: int | None = None,
+    quantization: Quantization = "none",
     name: str | None = None,
 ) -> LoadedModel:
     """Load a Hugging Face model folder, or a hub id where the hub can be reached.
 
     dtype: float32, float16, bfloat16, or auto: the config's, float32 where it names none.
     max_model_len: at most what the config allows; None takes that.
+    quantization: int8 or fp8 stores the decoder's linear layers in eight bits, one tensor at a time as they are loaded.
     name: what the model is served as; None takes the folder's name, or the hub id.
     Raises `ModelError` with one plain line: for anything the files lack, and for anything they ask that is not done.
     """
     folder = model_folder(path)
-    config = read_config(folder, dtype=dtype, max_model_len=max_model_len)
+    config = read_config(folder, dtype=dtype, max_model_len=max_model_len, quantization=quantization)
     if config.ignored_fields:
         log.warning("config.json has fields unknown here; they are not used", fields=config.ignored_fields)
     served_name = name or (folder.resolve().name if Path(path).expanduser().is_dir() else path)
     started = time.monotonic()
     with ThreadPoolExecutor(1, "fingerprint") as pool:
-        digest = pool.submit(model_fingerprint, folder / "config.json", weight_files(folder), config.dtype_name)
+        digest = pool.submit(model_fingerprint, folder / "config.json", weight_files(folder), config.precision)
         decoder = Decoder(config, load_weights(folder, config, _device(device)))
         loaded = time.monotonic()
         card = build_card(folder, config, digest.result(), served_name)
