@@ -66,6 +66,7 @@ def start(settings: ExecutorSettings) -> Link:
         dtype=settings.dtype,
         device=str(device),
         max_model_len=settings.max_model_len,
+        quantization=settings.quantization,
         name=settings.served_model_name or None,
         kv_cache_dtype=settings.kv_cache_dtype,
     )

@@ -36,6 +36,9 @@ class ExecutorSettings(ServiceSettings):
     model: str = Field("", description="folder of a Hugging Face model, or a hub id; empty: the embedded model")
     served_model_name: str = Field("", max_length=256, description="name for clients; empty: the folder's")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: the model's own")
+    quantization: Literal["none", "int8", "fp8"] = Field(
+        "none", description="weights in eight bits, as they are loaded"
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     max_model_len: int | None = Field(None, ge=1, description="longest sequence; none: the model's own")
     threads: int | None = Field(None, ge=1, description="threads of the CPU path; none: one a core")

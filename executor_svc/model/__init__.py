@@ -1,4 +1,4 @@
-"""Models: config.json and safetensors files in, a decoder and a model card out."""
+"""Models: config.json and safetensors files, or a GGUF file, in; a decoder and a model card out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import structlog
 import torch
 
 from common.wire import ModelCard
-from executor_svc.model.card import build_card
-from executor_svc.model.config import ModelConfig, read_config
+from executor_svc.model.card import build_card, build_gguf_card
+from executor_svc.model.config import ModelConfig, Quantization, read_config
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.errors import ModelError
 from executor_svc.model.fingerprint import model_fingerprint
+from executor_svc.model.gguf import GGUFModel, gguf_file
 from executor_svc.model.hub import model_folder
-from executor_svc.model.loader import load_weights, weight_files
+from executor_svc.model.loader import SafetensorsCheckpoint, load_weights, weight_files
 
 __all__ = ["Decoder", "LoadedModel", "ModelConfig", "ModelError", "load_model"]
 
@@ -38,29 +39,42 @@ def load_model(
     dtype: str = "auto",
     device: str = "cpu",
     max_model_len: int | None = None,
+    quantization: Quantization = "none",
     name: str | None = None,
     kv_cache_dtype: str = "auto",
 ) -> LoadedModel:
-    """Load a Hugging Face model folder, or a hub id where the hub can be reached.
+    """Load a Hugging Face model folder, a GGUF file or the folder of one, or a hub id where the hub can be reached.
 
-    dtype: float32, float16, bfloat16, or auto: the config's, float32 where it names none.
+    dtype: float32, float16, bfloat16, or auto: the config's, float32 where it names none; of a GGUF file bfloat16.
     max_model_len: at most what the config allows; None takes that.
+    quantization: int8 or fp8 stores the decoder's linear layers in eight bits, one tensor at a time as they are loaded.
     kv_cache_dtype: auto or fp8, as the runner will keep KV: other KV gives other answers, so the fingerprint tells.
     name: what the model is served as; None takes the folder's name, or the hub id.
     Raises `ModelError` with one plain line: for anything the files lack, and for anything they ask that is not done.
     """
-    folder = model_folder(path)
-    config = read_config(folder, dtype=dtype, max_model_len=max_model_len)
+    place = model_folder(path)
+    gguf = gguf_file(place)
+    local = Path(path).expanduser().exists()
+    served_name = name or ((gguf.stem if gguf else place.resolve().name) if local else path)
+    model = GGUFModel(gguf) if gguf else None
+    if model:
+        config = model.config(dtype=dtype, max_model_len=max_model_len, quantization=quantization)
+    else:
+        config = read_config(place, dtype=dtype, max_model_len=max_model_len, quantization=quantization)
     if config.ignored_fields:
         log.warning("config.json has fields unknown here; they are not used", fields=config.ignored_fields)
-    served_name = name or (folder.resolve().name if Path(path).expanduser().is_dir() else path)
     started = time.monotonic()
-    numbers = config.dtype_name if kv_cache_dtype == "auto" else f"{config.dtype_name}, KV {kv_cache_dtype}"
+    numbers = config.precision if kv_cache_dtype == "auto" else f"{config.precision}, KV {kv_cache_dtype}"
     with ThreadPoolExecutor(1, "fingerprint") as pool:
-        digest = pool.submit(model_fingerprint, folder / "config.json", weight_files(folder), numbers)
-        decoder = Decoder(config, load_weights(folder, config, _device(device)))
+        config_file, files = (None, [model.path]) if model else (place / "config.json", weight_files(place))
+        digest = pool.submit(model_fingerprint, config_file, files, numbers)
+        weights = load_weights(model or SafetensorsCheckpoint(place), config, _device(device))
+        decoder = Decoder(config, weights)
         loaded = time.monotonic()
-        card = build_card(folder, config, digest.result(), served_name)
+        if model:
+            card = build_gguf_card(model, config, digest.result(), served_name)
+        else:
+            card = build_card(place, config, digest.result(), served_name)
     log.info(
         "model loaded",
         model=card.name,

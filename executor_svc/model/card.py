@@ -11,6 +11,8 @@ from common.wire import ModelCard
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.errors import ModelError
 from executor_svc.model.fields import Fields, read_json
+from executor_svc.model.gguf import GGUFModel
+from executor_svc.model.gguf_tokenizer import end_ids, gguf_tokenizer
 from executor_svc.model.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 _MAX_TEMPLATE = 1 << 20
@@ -31,16 +33,51 @@ def build_card(folder: Path, config: ModelConfig, fingerprint: bytes, name: str)
     generation_file = folder / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
     files = read_tokenizer_files(folder)
+    return _card(
+        config,
+        fingerprint,
+        name,
+        eos_ids=eos_ids(folder, config.vocab_size, generation, files),
+        chat_template=chat_template(folder),
+        default_params=default_params(generation, str(generation_file)),
+        tokenizer=files,
+    )
+
+
+def build_gguf_card(model: GGUFModel, config: ModelConfig, fingerprint: bytes, name: str) -> ModelCard:
+    """The same of a GGUF file's metadata, which has no sampling defaults."""
+    template = model.field("tokenizer.chat_template") or ""
+    return _card(
+        config,
+        fingerprint,
+        name,
+        eos_ids=end_ids(model),
+        chat_template=_bounded(template, model.path),
+        default_params={},
+        tokenizer=gguf_tokenizer(model),
+    )
+
+
+def _card(
+    config: ModelConfig,
+    fingerprint: bytes,
+    name: str,
+    *,
+    eos_ids: tuple[int, ...],
+    chat_template: str,
+    default_params: dict[str, float],
+    tokenizer: TokenizerFiles,
+) -> ModelCard:
     card = ModelCard(
         name=name,
         fingerprint=fingerprint,
         vocab_size=config.vocab_size,
         max_model_len=config.max_model_len,
-        eos_ids=eos_ids(folder, config.vocab_size, generation, files),
+        eos_ids=eos_ids,
         dtype=config.dtype_name,
-        chat_template=chat_template(folder),
-        default_params=default_params(generation, str(generation_file)),
-        tokenizer_files=files.contents,
+        chat_template=chat_template,
+        default_params=default_params,
+        tokenizer_files=tokenizer.contents,
     )
     log.info(
         "model card",
@@ -114,6 +151,10 @@ def chat_template(folder: Path) -> str:
         path = folder / "tokenizer_config.json"
         value = read_json(path).get("chat_template") if path.is_file() else None
         template = _default_template(value, path)
+    return _bounded(template, path)
+
+
+def _bounded(template: str, path: Path) -> str:
     if len(template) > _MAX_TEMPLATE:
         raise ModelError(f"{path}: chat template of {len(template)} characters; at most {_MAX_TEMPLATE}")
     return template

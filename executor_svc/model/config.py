@@ -18,6 +18,8 @@ from executor_svc.model.layer_config import FULL, LayerConfig, read_layers, read
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 """Of the gate; `clamped_swiglu`: of gate and up, as `kernels.moe_mlp` says, in sparse layers only."""
 
+Quantization = Literal["none", "int8", "fp8"]
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -74,6 +76,8 @@ class ModelConfig:
     """Router and experts carry biases (GPT-OSS)."""
     attention_sinks: bool = False
     """Each head has a key without a value, whose score is learned (GPT-OSS)."""
+    quantization: Quantization = "none"
+    """Of the decoder's linear layers (not of embedding, output layer, norms): eight bits, a scale each output row."""
     ignored_fields: tuple[str, ...] = ()
     """Fields of config.json that are not known here; `transformers` does not read them for this family either."""
 
@@ -85,25 +89,40 @@ class ModelConfig:
     def dtype_name(self) -> str:
         return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
+    @property
+    def precision(self) -> str:
+        """The dtype's name and, where weights are quantised, how."""
+        return self.dtype_name if self.quantization == "none" else f"{self.dtype_name} {self.quantization}"
 
-def read_config(folder: Path, *, dtype: str = "auto", max_model_len: int | None = None) -> ModelConfig:
+
+def read_config(
+    folder: Path, *, dtype: str = "auto", max_model_len: int | None = None, quantization: Quantization = "none"
+) -> ModelConfig:
     """Read `config.json` of a model folder.
 
     dtype: float32, float16, bfloat16, or auto: the config's, float32 where it names none.
     max_model_len: at most the model's own; None takes that.
+    quantization: what the weights become as they are loaded.
     Raises `ModelError`, naming the field, on anything missing, malformed, or asking for what the decoder does not do.
     """
     path = folder / "config.json"
-    return parse_config(read_json(path), str(path), dtype=dtype, max_model_len=max_model_len)
+    return parse_config(read_json(path), str(path), dtype=dtype, max_model_len=max_model_len, quantization=quantization)
 
 
 def parse_config(
-    raw: Mapping[str, Any], where: str, *, dtype: str = "auto", max_model_len: int | None = None
+    raw: Mapping[str, Any],
+    where: str,
+    *,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    quantization: Quantization = "none",
 ) -> ModelConfig:
     """The same of fields that are read already. where: what errors call their place."""
     family = _family(raw, where)
     fields = Fields(raw, where, family.defaults)
     refuse(fields, family)
+    if quantization != "none" and family.experts is not Experts.NONE:
+        raise ModelError(f"quantization: {quantization} is not supported for the experts of {family.architecture}")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.optional_integer("num_key_value_heads") or heads
     if heads % kv_heads:
@@ -140,6 +159,7 @@ def parse_config(
         logit_softcap=fields.optional_number("final_logit_softcapping", above=0) or 0.0,
         **_scales(fields, family, hidden_size, head_dim, torch_dtype),
         **_experts(fields, family),
+        quantization=quantization,
         ignored_fields=tuple(sorted(set(raw) - fields.read - OF_NO_EFFECT)),
     )
 

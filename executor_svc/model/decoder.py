@@ -118,16 +118,15 @@ class Decoder:
     def _heads(self, layer: LayerWeights, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """qkv: [T, (heads + 2 * kv_heads) * head_dim]. Returns queries, keys and values [T, heads, head_dim], normed
         where the model norms them."""
-        config = self.config
+        config, tokens = self.config, qkv.shape[0]
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-        if layer.q_norm is None or layer.k_norm is None:
-            q, k, v = torch.split(qkv.unflatten(1, (-1, config.head_dim)), sizes, dim=1)
-        elif config.wide_qk_norm:
+        if config.wide_qk_norm and layer.q_norm is not None and layer.k_norm is not None:
             q, k, v = torch.split(qkv, [size * config.head_dim for size in sizes], dim=1)
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-            q, k, v = (x.unflatten(1, (-1, config.head_dim)) for x in (q, k, v))
-        else:
-            q, k, v = torch.split(qkv.unflatten(1, (-1, config.head_dim)), sizes, dim=1)
+            q, k, v = (x.view(tokens, -1, config.head_dim) for x in (q, k, v))
+            return q, k, v
+        q, k, v = torch.split(qkv.view(tokens, -1, config.head_dim), sizes, dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         return q, k, v
 

@@ -10,6 +10,11 @@ from executor_svc.model.config import ModelConfig
 from executor_svc.model.families import Experts, family_of
 from executor_svc.model.linear import Linear
 from executor_svc.model.weights import LayerWeights, MoEWeights, Weights
+from kernels import quantize_weight
+from kernels.quantized_linear import QUANTIZED_DTYPES
+
+_ROWS_AT_A_TIME = 1024
+"""Of a tensor that is quantised: the work needs room for them in fp32."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +24,21 @@ class Place:
     tensor: torch.Tensor
     """The tensor, or the part of a fused one, that it fills."""
     shape: tuple[int, ...]
-    """Its shape in the checkpoint; `tensor` may divide a dimension further."""
+    """Its shape in the checkpoint; `tensor` may have other dimensions of as many elements."""
+    scale: torch.Tensor | None = None
+    """Of a quantised weight: the scale of each row."""
 
     def fill(self, value: torch.Tensor) -> None:
-        """value: of `shape`, any dtype."""
-        self.tensor.copy_(value.view(self.tensor.shape))
+        """value: of `shape`, any float dtype; quantised here where the place is."""
+        if self.scale is None:
+            self.tensor.copy_(value.view(self.tensor.shape))
+            return
+        kind = next(kind for kind, dtype in QUANTIZED_DTYPES.items() if dtype == self.tensor.dtype)
+        for start in range(0, len(value), _ROWS_AT_A_TIME):
+            rows = slice(start, start + _ROWS_AT_A_TIME)
+            quantized, scale = quantize_weight(value[rows].to(self.tensor.device), kind)
+            self.tensor[rows].copy_(quantized)
+            self.scale[rows].copy_(scale)
 
 
 def destinations(config: ModelConfig, weights: Weights) -> dict[str, Place]:
@@ -94,8 +109,10 @@ def _parts(linear: Linear, sizes: dict[str, int]) -> dict[str, Place]:
     """The output rows of a linear layer, by the names of its parts in the checkpoint."""
     found, start = {}, 0
     for name, size in sizes.items():
-        found[f"{name}.weight"] = _whole(linear.weight[start : start + size])
+        rows = slice(start, start + size)
+        weight, scale = linear.weight[rows], None if linear.scale is None else linear.scale[rows]
+        found[f"{name}.weight"] = Place(weight, tuple(weight.shape), scale)
         if linear.bias is not None:
-            found[f"{name}.bias"] = _whole(linear.bias[start : start + size])
+            found[f"{name}.bias"] = _whole(linear.bias[rows])
         start += size
     return found

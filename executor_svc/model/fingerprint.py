@@ -1,4 +1,4 @@
-"""A model's fingerprint: 128 bits over its config, its dtype and every byte of its weights."""
+"""A model's fingerprint: 128 bits over its config, its precision and every byte of its weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _PIECE_BYTES = 32 << 20
 _READ_BYTES = 1 << 20
 
 
-def model_fingerprint(config_file: Path, weight_files: list[Path], dtype: str) -> bytes:
-    """16 bytes, BLAKE2b. Two models with the same one give the same answers.
+def model_fingerprint(config_file: Path | None, weight_files: list[Path], precision: str) -> bytes:
+    """16 bytes, BLAKE2b. Two models with the same one give the same answers. config_file: None of a GGUF file.
 
     Files are cut into pieces of fixed size that threads hash side by side (hashing leaves the interpreter lock), so the
     time is that of reading the files, or about 2 s a GB and core where they are in memory already.
@@ -26,8 +26,8 @@ def model_fingerprint(config_file: Path, weight_files: list[Path], dtype: str) -
     ]
     whole = hashlib.blake2b(digest_size=16, person=b"gilir-model")
     try:
-        whole.update(_digest(config_file.read_bytes()))
-        whole.update(_digest(dtype.encode()))
+        whole.update(_digest(config_file.read_bytes() if config_file else b""))
+        whole.update(_digest(precision.encode()))
         with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1), "fingerprint") as pool:
             for (path, begin), digest in zip(pieces, pool.map(_hash_piece, pieces), strict=True):
                 whole.update(_digest(f"{path.name}:{begin}".encode()) + digest)

@@ -12,16 +12,17 @@ _WANTED = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "spiece.mode
 
 
 def model_folder(model: str, revision: str | None = None) -> Path:
-    """A path to a folder as it is; `owner/name` is downloaded from the Hugging Face hub, or found in its cache.
+    """A path to a folder or a GGUF file as it is; `owner/name` is downloaded from the Hugging Face hub, or found in its
+    cache.
 
     Only configuration, tokenizer and safetensors files are fetched: no code, no pickles. `HF_HOME`, `HF_TOKEN` and
     `HF_HUB_OFFLINE` mean what they mean to `huggingface_hub`. Raises `ModelError` with one plain line.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.exists():
-        raise ModelError(f"{model}: is a file; expected a model folder or a hub id")
+        raise ModelError(f"{model}: is a file; expected a model folder, a GGUF file or a hub id")
     if not _HUB_ID.fullmatch(model):
         raise ModelError(f"{model}: no such folder")
     try:

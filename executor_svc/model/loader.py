@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from executor_svc.model.config import ModelConfig
-from executor_svc.model.destinations import Place, destinations
+from executor_svc.model.destinations import destinations
 from executor_svc.model.errors import ModelError
 from executor_svc.model.fields import read_json
 from executor_svc.model.weights import Weights, allocate
@@ -41,62 +41,88 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
-def load_weights(folder: Path, config: ModelConfig, device: torch.device) -> Weights:
-    """Read all weights, converted to the config's dtype, onto the device.
+class Checkpoint(Protocol):
+    """The tensors of a model, under Hugging Face names."""
+
+    @property
+    def path(self) -> Path:
+        """Folder or file."""
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def where(self, name: str) -> str:
+        """File and name, for errors."""
+
+    def read(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """A tensor of floats on the CPU; shape: what is expected. Raises `ModelError` naming it."""
+
+
+def load_weights(checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> Weights:
+    """Read all weights, converted to the config's dtype or quantised, onto the device.
 
     Each tensor is copied from the mapped file straight to its place in the fused weights, so at no time is more than
     one tensor held beside them. Raises `ModelError` naming the tensor: missing, unknown, twice, of a wrong shape,
     quantized.
     """
-    checkpoint = _Checkpoint(folder)
     tied, renamed = _tie(checkpoint, config)
     weights = allocate(config, device, tied=tied)
     places = destinations(config, weights)
     missing = set(places)
-    for path, names in checkpoint.names_by_file.items():
-        with _opened(path) as file:
-            for name in names:
-                target = renamed.get(name, name)
-                if target in places:
-                    _copy(file, name, places[target], path)
-                    missing.remove(target)
-                elif not (_DERIVED.search(name) or (tied and name == _LM_HEAD)):
-                    raise ModelError(f"{path}: {name}: unknown tensor, {config.model_type} has none of this name")
+    for name in checkpoint.names:
+        target = renamed.get(name, name)
+        if target in places:
+            places[target].fill(checkpoint.read(name, places[target].shape))
+            missing.remove(target)
+        elif not (_DERIVED.search(name) or (tied and name == _LM_HEAD)):
+            raise ModelError(f"{checkpoint.where(name)}: unknown tensor, {config.model_type} has none of this name")
     if missing:
         names = sorted(missing)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise ModelError(f"{folder}: weights lack {names[0]}{more}")
+        raise ModelError(f"{checkpoint.path}: weights lack {names[0]}{more}")
     weights.settle()
     return weights
 
 
-class _Checkpoint:
-    """Which tensor lies in which file."""
+class SafetensorsCheckpoint:
+    """The safetensors files of a folder, kept mapped."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises `ModelError` for files that are missing, unreadable, or at odds with their index."""
+        self.path = folder
         paths = weight_files(folder)
-        self.names_by_file: dict[Path, list[str]] = {}
-        self.file_of: dict[str, Path] = {}
+        self._file_of: dict[str, tuple[Path, Any]] = {}
         for path in paths:
-            with _opened(path) as file:
-                self.names_by_file[path] = sorted(file.keys())
-            for name in self.names_by_file[path]:
-                if name in self.file_of:
-                    raise ModelError(f"{folder}: {name} stands in {self.file_of[name].name} and in {path.name}")
-                self.file_of[name] = path
+            file = _opened(path)
+            for name in sorted(file.keys()):
+                if name in self._file_of:
+                    raise ModelError(f"{folder}: {name} stands in {self._file_of[name][0].name} and in {path.name}")
+                self._file_of[name] = (path, file)
         if paths[0].name != SINGLE_FILE:
             self._check_index(folder / INDEX_FILE)
 
     def _check_index(self, index: Path) -> None:
         for name, shard in _weight_map(index).items():
-            path = self.file_of.get(name)
-            if path is None or path.name != shard:
+            if name not in self._file_of or self._file_of[name][0].name != shard:
                 raise ModelError(f"{index}: {name} is not in {shard}")
 
-    def tensor(self, name: str) -> torch.Tensor:
-        with _opened(self.file_of[name]) as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-            return tensor
+    @property
+    def names(self) -> list[str]:
+        return list(self._file_of)
+
+    def where(self, name: str) -> str:
+        return f"{self._file_of[name][0]}: {name}"
+
+    def read(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        file = self._file_of[name][1]
+        header = file.get_slice(name)
+        dtype, stored = str(header.get_dtype()), tuple(header.get_shape())
+        if dtype not in _FLOATS:
+            raise ModelError(f"{self.where(name)}: holds {dtype} values; quantized weights are not supported")
+        if shape is not None and stored != shape:
+            raise ModelError(f"{self.where(name)}: shape {list(stored)}, but config.json asks for {list(shape)}")
+        tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -111,7 +137,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _tie(checkpoint: _Checkpoint, config: ModelConfig) -> tuple[bool, dict[str, str]]:
+def _tie(checkpoint: Checkpoint, config: ModelConfig) -> tuple[bool, dict[str, str]]:
     """Whether output layer and embedding are one tensor, and tensors that go by another name.
 
     As in `transformers` 5: with `tie_word_embeddings`, either of the two may stand for both; when both are there and
@@ -119,22 +145,12 @@ def _tie(checkpoint: _Checkpoint, config: ModelConfig) -> tuple[bool, dict[str, 
     """
     if not config.tie_word_embeddings:
         return False, {}
-    if _LM_HEAD not in checkpoint.file_of:
+    if _LM_HEAD not in checkpoint.names:
         return True, {}
-    if _EMBEDDING not in checkpoint.file_of:
+    if _EMBEDDING not in checkpoint.names:
         return True, {_LM_HEAD: _EMBEDDING}
-    head, embedding = checkpoint.tensor(_LM_HEAD), checkpoint.tensor(_EMBEDDING)
+    head, embedding = checkpoint.read(_LM_HEAD), checkpoint.read(_EMBEDDING)
     return head.shape == embedding.shape and bool(torch.equal(head, embedding.to(head.dtype))), {}
-
-
-def _copy(file: Any, name: str, place: Place, path: Path) -> None:
-    header = file.get_slice(name)
-    dtype, shape = str(header.get_dtype()), list(header.get_shape())
-    if dtype not in _FLOATS:
-        raise ModelError(f"{path}: {name}: holds {dtype} values; quantized weights are not supported")
-    if shape != list(place.shape):
-        raise ModelError(f"{path}: {name}: shape {shape}, but config.json asks for {list(place.shape)}")
-    place.fill(file.get_tensor(name))
 
 
 def _opened(path: Path) -> Any:

@@ -9,6 +9,7 @@ import torch
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.layer_config import LayerConfig
 from executor_svc.model.linear import Linear
+from kernels.quantized_linear import QUANTIZED_DTYPES
 
 
 @dataclass
@@ -57,7 +58,7 @@ class LayerWeights:
 
 @dataclass
 class Weights:
-    """All tensors of a model, on one device, in one dtype."""
+    """All tensors of a model, on one device, in one dtype; of quantised linear layers weight and scale in others."""
 
     embedding: torch.Tensor
     """[vocab, hidden]"""
@@ -97,6 +98,15 @@ class _Maker:
     def linear(self, outputs: int, inputs: int, bias: bool) -> Linear:
         return Linear(self.tensor(outputs, inputs), self.tensor(outputs) if bias else None)
 
+    def layer_linear(self, outputs: int, inputs: int, bias: bool) -> Linear:
+        """A linear layer that `quantization` is for."""
+        kind = self._config.quantization
+        if kind == "none":
+            return self.linear(outputs, inputs, bias)
+        weight = torch.empty(outputs, inputs, dtype=QUANTIZED_DTYPES[kind], device=self._device)
+        scale = torch.empty(outputs, dtype=torch.float32, device=self._device)
+        return Linear(weight, self.tensor(outputs) if bias else None, scale)
+
     def norm(self, width: int, wanted: bool) -> torch.Tensor | None:
         return self.tensor(width) if wanted else None
 
@@ -106,14 +116,14 @@ class _Maker:
         wide, dense = config.wide_qk_norm, not layer.sparse
         return LayerWeights(
             input_norm=self.norm(hidden, config.pre_norms),
-            qkv=self.linear(q_width + 2 * kv_width, hidden, config.qkv_bias),
+            qkv=self.layer_linear(q_width + 2 * kv_width, hidden, config.qkv_bias),
             q_norm=self.norm(q_width if wide else config.head_dim, config.qk_norm),
             k_norm=self.norm(kv_width if wide else config.head_dim, config.qk_norm),
-            o=self.linear(hidden, q_width, config.o_bias),
+            o=self.layer_linear(hidden, q_width, config.o_bias),
             post_attention_norm=self.norm(hidden, config.post_norms),
             pre_mlp_norm=self.norm(hidden, config.pre_norms),
-            gate_up=self.linear(2 * config.intermediate_size, hidden, config.mlp_bias) if dense else None,
-            down=self.linear(hidden, config.intermediate_size, config.mlp_bias) if dense else None,
+            gate_up=self.layer_linear(2 * config.intermediate_size, hidden, config.mlp_bias) if dense else None,
+            down=self.layer_linear(hidden, config.intermediate_size, config.mlp_bias) if dense else None,
             post_mlp_norm=self.norm(hidden, config.post_norms),
             moe=None if dense else self.moe(),
             sinks=self.tensor(config.num_heads) if config.attention_sinks else None,
