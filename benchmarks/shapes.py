@@ -13,9 +13,12 @@ import torch
 
 from common.wire import ModelCard
 from executor_svc.fake_model import DEFAULT_MODEL
-from executor_svc.model import Decoder, ModelConfig
+from executor_svc.model import Decoder, LoadedModel, ModelConfig
 from executor_svc.model.config import read_config
-from executor_svc.model.weights import LayerWeights, Weights, allocate
+from executor_svc.model.native import NativeDecoder
+from executor_svc.model.weights import Weights, allocate
+from kernels.native import library
+from kernels.native.isa import usable_isas
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
@@ -89,8 +92,8 @@ class Size:
     """Of the output layer."""
 
 
-def random_model(config: ModelConfig, device: torch.device, seed: int = 0) -> tuple[Decoder, ModelCard, Size]:
-    """A decoder with normal weights, of such a width that activations stay finite in every dtype."""
+def random_weights(config: ModelConfig, device: torch.device, seed: int = 0) -> tuple[Weights, Size]:
+    """Normal weights, of such a width that activations stay finite in every dtype."""
     weights = allocate(config, device, tied=config.tie_word_embeddings)
     generator = torch.Generator(device).manual_seed(seed)
     for tensor in _tensors(weights):
@@ -99,7 +102,12 @@ def random_model(config: ModelConfig, device: torch.device, seed: int = 0) -> tu
         else:
             tensor.normal_(0.0, tensor.shape[1] ** -0.5, generator=generator)
     weights.settle()
-    size = _size(weights)
+    return weights, _size(weights)
+
+
+def load_random(config: ModelConfig, device: torch.device, *, native: bool) -> tuple[LoadedModel, Size]:
+    """A decoder with random weights. native: of the CPU's own kernels. Raises ValueError where there are none."""
+    weights, size = random_weights(config, device)
     card = ModelCard(
         name="random",
         fingerprint=bytes(16),
@@ -108,11 +116,12 @@ def random_model(config: ModelConfig, device: torch.device, seed: int = 0) -> tu
         eos_ids=(),
         dtype=config.dtype_name,
     )
-    return Decoder(config, weights), card, size
-
-
-def _matrices(layer: LayerWeights) -> list[torch.Tensor]:
-    return [linear.weight for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    if not native:
+        return LoadedModel(Decoder(config, weights), card), size
+    isas = usable_isas() if device.type == "cpu" else []
+    if not isas:
+        raise ValueError("no native kernels for this machine")
+    return LoadedModel(NativeDecoder(config, weights, library.load(isas[0], config.dtype)), card), size
 
 
 def _tensors(weights: Weights) -> Iterator[torch.Tensor]:
@@ -123,14 +132,15 @@ def _tensors(weights: Weights) -> Iterator[torch.Tensor]:
     for layer in weights.layers:
         norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_attention_norm, layer.pre_mlp_norm)
         yield from (norm for norm in (*norms, layer.post_mlp_norm) if norm is not None)
-        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        for linear in layer.linears():
             yield linear.weight
             if linear.bias is not None:
                 yield linear.bias
 
 
 def _size(weights: Weights) -> Size:
-    matrices, head = [_matrices(layer) for layer in weights.layers], weights.lm_head.weight
+    matrices = [[linear.weight for linear in layer.linears()] for layer in weights.layers]
+    head = weights.lm_head.weight
     read = [tensor for tensor in _tensors(weights) if tensor is not weights.embedding or tensor is head]
     return Size(
         weight_bytes=sum(tensor.nbytes for tensor in read),

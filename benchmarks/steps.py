@@ -7,17 +7,19 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
 from benchmarks.rates import Rates
-from benchmarks.shapes import Size, random_model, read_shape
+from benchmarks.shapes import Size, load_random, read_shape
 from common.wire import Fault, Limits, NewSequence, Plan, SamplingParams
 from executor_svc.kv_cache import block_bytes
 from executor_svc.model import ModelConfig
-from executor_svc.runner import Runner
-from executor_svc.warm_up import warm_up
+from executor_svc.service import make_runner
+from executor_svc.settings import ExecutorSettings
+from executor_svc.warm_up import warm_up, warm_up_graphs
 
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0, ignore_eos=True)
@@ -44,14 +46,27 @@ class Case:
         return self.batch * self.blocks_each(steps)
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is measured."""
+
+    shape: str = "smollm2-135m"
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    native: bool = False
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    cuda_graphs: bool = True
+
+
 class Bench:
     """One model on one device, and a cache for the largest of the cases."""
 
-    def __init__(self, shape: str, dtype: str, device: torch.device, cases: list[Case], steps: int) -> None:
+    def __init__(self, model: Model, cases: list[Case], steps: int) -> None:
         longest = max(case.context for case in cases) + steps + 2
-        self.config = read_shape(shape, dtype, longest)
+        device = torch.device(model.device)
+        self.config = read_shape(model.shape, model.dtype, longest)
         self.steps = steps
-        decoder, card, self.size = random_model(self.config, device)
+        loaded, self.size = load_random(self.config, device, native=model.native)
         limits = Limits(
             block_size=BLOCK_SIZE,
             num_blocks=max(case.blocks(steps) for case in cases),
@@ -59,11 +74,13 @@ class Bench:
             max_num_seqs=max(case.batch for case in cases),
             max_num_batched_tokens=max(case.tokens for case in cases),
         )
-        self.runner = Runner(decoder, card, limits)
+        settings = ExecutorSettings(kv_cache_dtype=model.kv_cache_dtype, cuda_graphs=model.cuda_graphs)
+        self.runner = make_runner(settings, loaded, limits, device)
         # What memory held before might be no number, and a decode reads all of its context.
         for layer in (*self.runner.cache.k, *self.runner.cache.v):
-            layer.normal_()
+            layer.view(torch.uint8).random_(0, 60)  # in every format a number below 2
         warm_up(self.runner)
+        warm_up_graphs(self.runner)
         self._random = np.random.default_rng(0)
         self._generation = 0
 
@@ -119,9 +136,12 @@ class Work:
         return 1000 * self.bytes / rates.bandwidth, 1000 * self.flops / rates.flops
 
 
-def work(config: ModelConfig, size: Size, case: Case, steps: int) -> Work:
-    """Of one step: the mean of a round's. Behind the last layer's attention only the sampled rows are counted."""
-    heads, kv_row = config.num_heads, 2 * config.num_kv_heads * config.head_dim * config.dtype.itemsize
+def work(config: ModelConfig, size: Size, case: Case, steps: int, kv_itemsize: int) -> Work:
+    """Of one step: the mean of a round's. Behind the last layer's attention only the sampled rows are counted.
+
+    kv_itemsize: bytes of a number in the KV cache.
+    """
+    heads, kv_row = config.num_heads, 2 * config.num_kv_heads * config.head_dim * kv_itemsize
     windows = [layer.window for layer in config.layers]
     if case.kind == "decode":
         length = case.context + 2 + (steps - 1) / 2
@@ -156,7 +176,8 @@ def measure(bench: Bench, cases: list[Case], rounds: int, between: Callable[[], 
 
 def summary(bench: Bench, case: Case, took: list[float], rates: Rates) -> dict[str, object]:
     """One line of the report."""
-    by_memory, by_arithmetic = work(bench.config, bench.size, case, bench.steps).floor_ms(rates)
+    itemsize = bench.runner.cache.k[0].itemsize
+    by_memory, by_arithmetic = work(bench.config, bench.size, case, bench.steps, itemsize).floor_ms(rates)
     floor = max(by_memory, by_arithmetic)
     return {
         "kind": case.kind,
