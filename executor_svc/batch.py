@@ -162,13 +162,17 @@ class BatchState:
         self.prompt_logprobs[slot] = min(params.prompt_logprobs, self.vocab_size)
 
     def _append_blocks(self, plan: Plan) -> None:
-        """Append in order; a slot may come more than once."""
+        slots, places, blocks = self.appended_places(plan)
+        self.block_tables[slots, places] = blocks
+
+    def appended_places(self, plan: Plan) -> tuple[Int64s, Int64s, Int32s]:
+        """Of an applied plan: slots, places in their tables, and the blocks appended there; a slot may come often."""
         slots = plan.appended_slots.astype(np.int64)
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
         # The end of each table now lies behind the appended blocks: count back from it.
         rank_from_end = np.searchsorted(ordered, ordered, side="right") - np.arange(len(ordered))
-        self.block_tables[ordered, self.columns.num_blocks[ordered] - rank_from_end] = plan.appended_blocks[order]
+        return ordered, self.columns.num_blocks[ordered] - rank_from_end, plan.appended_blocks[order]
 
     def _lay_out(self, plan: Plan) -> Work:
         num_decodes = len(plan.decodes)

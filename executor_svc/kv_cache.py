@@ -1,4 +1,4 @@
-"""The KV blocks of a model, on the device and, for swapping, on the host."""
+"""The KV blocks of a model on its device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor_svc.transfer import Transfer
 from kernels import copy_blocks
+
+FP8 = torch.float8_e4m3fn
 
 
 class KVShape(Protocol):
@@ -32,42 +35,33 @@ class KVCache:
 
     @classmethod
     def allocate(
-        cls,
-        shape: KVShape,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        pin: bool = False,
+        cls, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
-        """Blocks with nothing in them. On the CPU their memory is committed as they are used."""
+        """Blocks with nothing in them. On the CPU their memory is committed as they are used.
+
+        dtype: the model's, or `FP8`.
+        """
         size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
 
         def layers() -> list[torch.Tensor]:
-            return [torch.empty(size, dtype=dtype, device=device, pin_memory=pin) for _ in range(shape.num_layers)]
+            return [torch.empty(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
 
         return cls(k=layers(), v=layers())
 
     def copy(self, pairs: NDArray[np.int32]) -> None:
         """Copy blocks inside the cache. pairs: (from, to), flattened."""
-        source, target = _ends(pairs, self.k[0].device)
+        ends = Transfer(self.k[0].device).send(pairs.reshape(-1, 2).T.astype(np.int64))
         for k, v in zip(self.k, self.v, strict=True):
-            copy_blocks(k, v, source, target)
-
-    def fetch(self, other: KVCache, pairs: NDArray[np.int32]) -> None:
-        """Copy blocks of another cache into this one. pairs: (block of the other, block of this one), flattened."""
-        source, _ = _ends(pairs, other.k[0].device)
-        _, target = _ends(pairs, self.k[0].device)
-        for mine, theirs in zip((*self.k, *self.v), (*other.k, *other.v), strict=True):
-            mine.index_copy_(0, target, theirs.index_select(0, source).to(mine.device))
+            copy_blocks(words_of_blocks(k), words_of_blocks(v), ends[0], ends[1])
 
 
-def _ends(pairs: NDArray[np.int32], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    both = torch.from_numpy(pairs.astype(np.int64)).to(device)
-    return both[0::2].contiguous(), both[1::2].contiguous()
+def words_of_blocks(layer: torch.Tensor) -> torch.Tensor:
+    """A view, [num_blocks, words], for who moves whole blocks: few operations know 8-bit floats."""
+    size = layer[0].numel() * layer.element_size()
+    word = next(dtype for dtype in (torch.int64, torch.int32, torch.uint8) if size % dtype.itemsize == 0)
+    return layer.view(len(layer), -1).view(word)
 
 
 def block_bytes(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
+    """Bytes of one block over all layers; dtype is the cache's."""
     return 2 * shape.num_layers * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize

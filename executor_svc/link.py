@@ -39,6 +39,7 @@ from common.wire import (
 from common.wire import decode as decode_message
 from common.wire import encode as encode_message
 from common.wire.executor import no_slots
+from executor_svc.faults import FatalError
 from executor_svc.heartbeat import Heartbeat, Verdict
 from executor_svc.sockets import Dialing, Waker
 
@@ -55,14 +56,6 @@ _HANDSHAKE_FAILED = (
 
 class RefusedError(Exception):
     """The scheduler will not have this executor, and asking again would not help."""
-
-
-class FatalError(Exception):
-    """The device is beyond use: the fault is reported and the process must end."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.message)
-        self.fault = fault
 
 
 class Handler(Protocol):

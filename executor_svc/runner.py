@@ -6,8 +6,8 @@ A failure is answered with a `Fault`; the process goes on, unless the device is 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import structlog
@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from common.wire import Fault, Limits, LogprobColumns, ModelCard, Plan, PromptLogprobs, Result
 from executor_svc.batch import BatchState, PlanError, Work
-from executor_svc.kv_cache import KVCache, KVShape
-from executor_svc.link import FatalError
-from executor_svc.sampler import NonFiniteError, Sampled, Sampler
-from kernels import AttentionBatch
+from executor_svc.device_inputs import DeviceInputs
+from executor_svc.faults import FatalError
+from executor_svc.graphs import Eager, Recorder
+from executor_svc.host_blocks import HostBlocks
+from executor_svc.inputs import HostInputs, Inputs, Model
+from executor_svc.kv_cache import KVCache
+from executor_svc.sampler import Drawing, NonFiniteError, Sampled, Sampler
 
 log = structlog.get_logger()
 
@@ -38,40 +41,42 @@ class PromptPiece:
     token_rows: NDArray[np.int64]
 
 
-class Model(Protocol):
-    """The forward pass; see `executor_svc.model`."""
-
-    @property
-    def config(self) -> KVShape: ...
-
-    device: torch.device
-    dtype: torch.dtype
-
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        batch: AttentionBatch,
-        cache: KVCache,
-        logit_rows: torch.Tensor,
-    ) -> torch.Tensor: ...
-
-
 class Runner:
     """Handler of an executor's plans."""
 
-    def __init__(self, model: Model, card: ModelCard, limits: Limits) -> None:
+    def __init__(
+        self,
+        model: Model,
+        card: ModelCard,
+        limits: Limits,
+        *,
+        cache_dtype: torch.dtype | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """cache_dtype: of the KV blocks; None: the model's.
+
+        recorder: makes graphs of decodes, which takes a batch state on the device. None: no graphs; and on the CPU,
+        where the device's memory is the host's, no second state either.
+        """
         self.model, self.limits = model, limits
         self.state = BatchState(limits, card.max_model_len, card.vocab_size, card.eos_ids)
         self.sampler = Sampler(self.state, model.device)
-        self.cache = self._allocate(limits.num_blocks, model.device)
-        self.host = self._allocate(limits.num_host_blocks, torch.device("cpu")) if limits.num_host_blocks else None
+        self.cache = KVCache.allocate(
+            model.config, limits.num_blocks, limits.block_size, cache_dtype or model.dtype, model.device
+        )
+        self.host = HostBlocks(self.cache, limits.num_host_blocks) if limits.num_host_blocks else None
+        self.inputs: Inputs
+        self.compiles = recorder is not None or model.device.type != "cpu"
+        """Whether the first iteration of a kind may wait for a compiler."""
+        if self.compiles:
+            self.inputs = DeviceInputs(self.state, model, self.cache, recorder or Eager())
+        else:
+            self.inputs = HostInputs(self.state, model, self.cache)
 
-    def _allocate(self, num_blocks: int, device: torch.device) -> KVCache:
-        model = self.model
-        pin = device.type == "cpu" and model.device.type == "cuda"
-        return KVCache.allocate(model.config, num_blocks, self.limits.block_size, model.dtype, device, pin=pin)
+    @torch.inference_mode()
+    def capture(self) -> int:
+        """Record the graphs of decodes. Nothing may be running. Returns how many there are."""
+        return self.inputs.capture()
 
     def reset(self) -> None:
         """Forget every sequence. What the KV blocks hold stays, and is not read before it is written again."""
@@ -100,26 +105,31 @@ class Runner:
 
     def _move_blocks(self, plan: Plan) -> None:
         if self.host is not None and len(plan.swap_outs):
-            self.host.fetch(self.cache, plan.swap_outs)
+            self.host.take(plan.swap_outs)
         if self.host is not None and len(plan.swap_ins):
-            self.cache.fetch(self.host, plan.swap_ins)
+            self.host.give(plan.swap_ins)
         if len(plan.copies):
             self.cache.copy(plan.copies)
 
     def _compute(self, plan: Plan, work: Work, started: float) -> Result:
+        """On a GPU all is queued before the first wait; so what the host does before it costs the device nothing."""
         device_started = time.perf_counter()
-        sampled = NOTHING_SAMPLED
-        prompt_logprobs: list[PromptLogprobs] = []
+        self.inputs.prepare(plan, work)
+        drawing: Drawing | None = None
+        scored: list[Callable[[], PromptLogprobs]] = []
         for number, pieces in enumerate(self._passes(work) if len(work.slots) else ()):
             logit_rows = work.logit_rows if number == 0 else np.empty(0, np.int64)
-            logits = self._forward(work, np.concatenate((logit_rows, *(piece.token_rows for piece in pieces))))
+            logits = self.inputs.logits(np.concatenate((logit_rows, *(piece.token_rows for piece in pieces))))
             place = len(logit_rows)
             for piece in pieces:
                 part = logits[place : place + len(piece.token_rows)]
-                prompt_logprobs.append(self.sampler.score_prompt(part, piece.slot, piece.start))
+                scored.append(self.sampler.score_prompt(part, piece.slot, piece.start))
                 place += len(piece.token_rows)
             if len(logit_rows):
-                sampled = self.sampler.sample(logits[: len(logit_rows)], work)
+                drawing = self.sampler.draw(logits[: len(logit_rows)], work, self.inputs.columns())
+                self.inputs.keep(drawing.tokens)
+        prompt_logprobs = tuple(collect() for collect in scored)
+        sampled = NOTHING_SAMPLED if drawing is None else self.sampler.collect(drawing)
         device_us = int((time.perf_counter() - device_started) * 1e6)
         finish = self.state.advance(work, sampled.tokens)
         return Result(
@@ -128,7 +138,7 @@ class Runner:
             tokens=sampled.tokens.astype(np.int32),
             finish=finish,
             logprobs=sampled.logprobs,
-            prompt_logprobs=tuple(prompt_logprobs),
+            prompt_logprobs=prompt_logprobs,
             busy_us=int((time.perf_counter() - started) * 1e6),
             device_us=device_us,
         )
@@ -156,24 +166,6 @@ class Runner:
                 passes[-1].append(PromptPiece(slot, start, np.arange(first, first + count, dtype=np.int64)))
                 first, start, room = first + count, start + count, room - count
         return passes
-
-    def _forward(self, work: Work, logit_rows: NDArray[np.int64]) -> torch.Tensor:
-        device = self.model.device
-
-        def tensor(array: NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-
-        batch = AttentionBatch(
-            query_start=tensor(work.query_start),
-            context_lens=tensor(work.context_lens),
-            block_tables=tensor(work.block_tables),
-            max_query_len=work.max_query_len,
-            max_context_len=work.max_context_len,
-            num_decodes=work.num_decodes,
-        )
-        return self.model.forward(
-            tensor(work.token_ids), tensor(work.positions), tensor(work.kv_slots), batch, self.cache, tensor(logit_rows)
-        )
 
 
 def _fault(plan: Plan, reason: str, message: str, slots: NDArray[np.int64] | None = None) -> Fault:

@@ -8,7 +8,9 @@ in its sequence), so it does not depend on the batch, nor on when or where the r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,9 @@ from numpy.typing import NDArray
 
 from common.wire import LogprobColumns, PromptLogprobs
 from executor_svc.batch import BatchState, Work
+from executor_svc.inputs import host_columns
 from executor_svc.seen_tokens import SeenTokens
+from executor_svc.transfer import Transfer
 from kernels import SamplingColumns, apply_penalties, sample, token_logprobs
 
 SCORED_ROWS = 64
@@ -40,11 +44,29 @@ class Sampled:
     logprobs: LogprobColumns
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Draws that the device may still be busy with."""
+
+    slots: Int64s
+    """[R]"""
+    tokens: torch.Tensor
+    """int64 [R] on the device, also of rows whose logits are not finite."""
+    scored: Int64s
+    """Rows whose logprobs are wanted."""
+    counts: NDArray[np.int32]
+    """Alternatives that each of them wants."""
+    fetched: Callable[[], list[NDArray[Any]]]
+    """Tokens, -1 where the logits are not finite; and, where rows are scored, ids and values of their entries."""
+
+
 class Sampler:
     """Samples for one batch state. Touches Python objects only for rows with a logit bias."""
 
     def __init__(self, state: BatchState, device: torch.device) -> None:
-        self._state, self._device = state, device
+        self._state = state
+        self._transfer = Transfer(device)
+        self._tensor = self._transfer.send
         self._seen = SeenTokens(state)
 
     def clear(self) -> None:
@@ -53,35 +75,43 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, work: Work) -> Sampled:
         """Draw a token for each sampled row. logits: fp32 [R, V], overwritten. Raises `NonFiniteError`."""
+        return self.collect(self.draw(logits, work, host_columns(self._state, work, self._transfer)))
+
+    def draw(self, logits: torch.Tensor, work: Work, columns: SamplingColumns) -> Drawing:
+        """Queue the draws on the device, and the copy of the tokens back; waits for neither.
+
+        logits: fp32 [R, V], overwritten. columns: of the R rows, on the device.
+        """
         state, slots = self._state, work.sample_slots
         counts = state.logprobs[slots]
         scored = np.flatnonzero(counts >= 0)
-        raw = logits[self._tensor(scored)] if len(scored) else None
+        counts = counts[scored]
+        raw = logits[places := self._tensor(scored)] if len(scored) else None
         finite = torch.isfinite(logits.amax(-1))
         self._add_bias(logits, slots)
         self._penalise(logits, slots)
         self._mask_ends(logits, slots)
-        drawn = sample(logits, self._columns(slots))
-        tokens = torch.where(finite, drawn, -1).cpu().numpy()
+        drawn = sample(logits, columns, filtered=bool(self._filtered(slots).any()))
+        entries = () if raw is None else _entries(raw, drawn[places], counts)
+        return Drawing(slots, drawn, scored, counts, self._transfer.fetch(torch.where(finite, drawn, -1), *entries))
+
+    def collect(self, drawing: Drawing) -> Sampled:
+        """Wait for the draws. Raises `NonFiniteError`."""
+        tokens, *entries = drawing.fetched()
         if (tokens < 0).any():
-            raise NonFiniteError(slots[tokens < 0])
-        if raw is None:
+            raise NonFiniteError(drawing.slots[tokens < 0])
+        if not entries:
             return Sampled(tokens, LogprobColumns())
-        return Sampled(tokens, self._logprobs(raw, tokens, scored, counts[scored]))
+        token_ids, values = _laid_end_to_end(drawing.counts, *entries)
+        widths = (drawing.counts + 1).astype(np.uint16)
+        return Sampled(tokens, LogprobColumns(drawing.scored.astype(np.uint16), widths, token_ids, values))
 
-    def _tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
-
-    def _columns(self, slots: Int64s) -> SamplingColumns:
+    def _filtered(self, slots: Int64s) -> NDArray[np.bool_]:
+        """Rows that are drawn from a part of the vocabulary, as in `kernels.sampling_torch.filtered_rows`."""
         state = self._state
-        return SamplingColumns(
-            temperature=self._tensor(state.temperature[slots]),
-            top_k=self._tensor(state.top_k[slots]),
-            top_p=self._tensor(state.top_p[slots]),
-            min_p=self._tensor(state.min_p[slots]),
-            seed=self._tensor(state.seed[slots]),
-            position=self._tensor(state.length[slots].astype(np.int64)),
-        )
+        top_k = state.top_k[slots]
+        filters = (top_k > 0) & (top_k < state.vocab_size) | (state.top_p[slots] < 1.0) | (state.min_p[slots] > 0.0)
+        return (state.temperature[slots] > 0) & filters
 
     def _add_bias(self, logits: torch.Tensor, slots: Int64s) -> None:
         biased = np.flatnonzero(self._state.has_bias[slots])
@@ -127,44 +157,42 @@ class Sampler:
         at = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
         tokens.append(state.stop_keys[at] - np.repeat(first_key, counts))
         places = (self._tensor(np.concatenate(rows)), self._tensor(np.concatenate(tokens)))
-        logits.index_put_(places, torch.tensor(-math.inf, device=logits.device))
+        logits.index_put_(places, torch.full((), -math.inf, device=logits.device))
 
-    def _logprobs(self, raw: torch.Tensor, tokens: Int64s, scored: Int64s, counts: NDArray[np.int32]) -> LogprobColumns:
-        token_ids, values = self._scores(raw, tokens[scored], counts)
-        return LogprobColumns(
-            rows=scored.astype(np.uint16), widths=(counts + 1).astype(np.uint16), token_ids=token_ids, values=values
-        )
+    def score_prompt(self, logits: torch.Tensor, slot: int, start: int) -> Callable[[], PromptLogprobs]:
+        """Logprobs of the prompt tokens at `start … start + n - 1`; the call returned waits for them.
 
-    def _scores(
-        self, logits: torch.Tensor, tokens: NDArray[np.integer], counts: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Entries of all rows end to end: the token, then the row's `counts` most likely ones."""
-        targets = self._tensor(tokens.astype(np.int64))
-        chosen, top_values, top_ids = token_logprobs(logits, targets, int(counts.max()))
-        ids = torch.cat((targets[:, None], top_ids), dim=1).cpu().numpy()
-        values = torch.cat((chosen[:, None], top_values), dim=1).cpu().numpy()
-        kept = np.arange(ids.shape[1]) <= counts[:, None]
-        return ids[kept].astype(np.int32), values[kept]
-
-    def score_prompt(self, logits: torch.Tensor, slot: int, start: int) -> PromptLogprobs:
-        """Logprobs of the prompt tokens at `start … start + n - 1`.
-
-        logits: fp32 [n, V], of the positions before them. Raises `NonFiniteError`.
+        logits: fp32 [n, V], of the positions before them. The call raises `NonFiniteError`.
         """
-        state = self._state
-        if not bool(torch.isfinite(logits.amax(-1)).all()):
-            raise NonFiniteError(np.array([slot]))
         count = len(logits)
-        tokens = state.tokens[slot, start : start + count]
-        counts = np.full(count, state.prompt_logprobs[slot], np.int32)
-        parts = [
-            self._scores(logits[i : i + SCORED_ROWS], tokens[i : i + SCORED_ROWS], counts[i : i + SCORED_ROWS])
-            for i in range(0, count, SCORED_ROWS)
-        ]
-        return PromptLogprobs(
-            slot=slot,
-            start=start,
-            widths=(counts + 1).astype(np.uint16),
-            token_ids=np.concatenate([ids for ids, _ in parts]),
-            values=np.concatenate([values for _, values in parts]),
-        )
+        counts = np.full(count, self._state.prompt_logprobs[slot], np.int32)
+        targets = self._tensor(self._state.tokens[slot, start : start + count].astype(np.int64))
+        pieces = [slice(i, i + SCORED_ROWS) for i in range(0, count, SCORED_ROWS)]
+        entries = [_entries(logits[i], targets[i], counts[i]) for i in pieces]
+        ids, values = (torch.cat(parts) for parts in zip(*entries, strict=True))
+        fetched = self._transfer.fetch(torch.isfinite(logits.amax(-1)).all(), ids, values)
+
+        def collect() -> PromptLogprobs:
+            finite, *found = fetched()
+            if not finite:
+                raise NonFiniteError(np.array([slot]))
+            token_ids, values = _laid_end_to_end(counts, *found)
+            return PromptLogprobs(slot, start, (counts + 1).astype(np.uint16), token_ids, values)
+
+        return collect
+
+
+def _entries(
+    logits: torch.Tensor, tokens: torch.Tensor, counts: NDArray[np.int32]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and logprobs [n, 1 + most of `counts`] of each row: the token, then the most likely ones."""
+    chosen, top_values, top_ids = token_logprobs(logits, tokens, int(counts.max()))
+    return torch.cat((tokens[:, None], top_ids), dim=1), torch.cat((chosen[:, None], top_values), dim=1)
+
+
+def _laid_end_to_end(
+    counts: NDArray[np.int32], ids: Int64s, values: NDArray[np.float32]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Of each row the token and its `counts` most likely ones."""
+    kept = np.arange(ids.shape[1]) <= counts[:, None]
+    return ids[kept].astype(np.int32), values[kept]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import sys
@@ -11,12 +12,16 @@ import structlog
 import torch
 
 from common.wire import PROTOCOL_VERSION, Hello, Limits
-from executor_svc.kv_cache import block_bytes
-from executor_svc.link import FatalError, Link, LinkOptions, RefusedError, install_signal_handlers
+from executor_svc.faults import FatalError
+from executor_svc.graphs import CudaGraphs, Eager, Recorder
+from executor_svc.host_blocks import BLOCKS_AT_ONCE
+from executor_svc.kernel_cache import prepare_kernel_cache
+from executor_svc.kv_cache import FP8, block_bytes
+from executor_svc.link import Link, LinkOptions, RefusedError, install_signal_handlers
 from executor_svc.model import LoadedModel, ModelError, load_model
 from executor_svc.runner import Runner
 from executor_svc.settings import ExecutorSettings
-from executor_svc.warm_up import WarmUpError, warm_up
+from executor_svc.warm_up import WarmUpError, warm_up, warm_up_graphs
 
 log = structlog.get_logger()
 GIB = 1 << 30
@@ -54,18 +59,22 @@ def start(settings: ExecutorSettings) -> Link:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = pick_device(settings.device)
+    if device.type == "cuda":
+        prepare_kernel_cache()
     loaded = load_model(
         settings.model_source,
         dtype=settings.dtype,
         device=str(device),
         max_model_len=settings.max_model_len,
         name=settings.served_model_name or None,
+        kv_cache_dtype=settings.kv_cache_dtype,
     )
     card = loaded.card
     limits = make_limits(settings, loaded, device)
-    runner = Runner(loaded.decoder, card, limits)
+    runner = make_runner(settings, loaded, limits, device)
     started = time.monotonic()
     warm_up(runner)
+    graphs = warm_up_graphs(runner)
     log.info(
         "ready to attach",
         model=card.name,
@@ -75,6 +84,7 @@ def start(settings: ExecutorSettings) -> Link:
         blocks=limits.num_blocks,
         kv_tokens=limits.num_blocks * limits.block_size,
         seats=limits.max_num_seqs,
+        graphs=graphs,
         warm_up_s=round(time.monotonic() - started, 2),
     )
     hello = Hello(
@@ -111,9 +121,28 @@ def device_name(device: torch.device) -> str:
     return f"cpu {platform.machine()} {torch.get_num_threads()} threads"
 
 
+def make_runner(settings: ExecutorSettings, loaded: LoadedModel, limits: Limits, device: torch.device) -> Runner:
+    """A runner as the settings want it, not warm yet. Raises `StartError`."""
+    recorder: Recorder | None = None
+    if device.type == "cuda":
+        recorder = CudaGraphs(device) if settings.cuda_graphs else Eager()
+    cache_dtype = kv_cache_dtype(settings, loaded, device)
+    return Runner(loaded.decoder, loaded.card, limits, cache_dtype=cache_dtype, recorder=recorder)
+
+
+def kv_cache_dtype(settings: ExecutorSettings, loaded: LoadedModel, device: torch.device) -> torch.dtype:
+    """Raises `StartError` for one that the device does not have."""
+    if settings.kv_cache_dtype == "auto":
+        return loaded.decoder.dtype
+    if device.type != "cuda":
+        raise StartError(f"kv-cache-dtype {settings.kv_cache_dtype}: only a GPU has it")
+    return FP8
+
+
 def make_limits(settings: ExecutorSettings, loaded: LoadedModel, device: torch.device) -> Limits:
     """What this executor announces. Raises `StartError` when not even one block fits."""
-    bytes_each = block_bytes(loaded.decoder.config, settings.block_size, loaded.decoder.dtype)
+    dtype = kv_cache_dtype(settings, loaded, device)
+    bytes_each = block_bytes(loaded.decoder.config, settings.block_size, dtype)
     num_blocks = settings.num_blocks
     if num_blocks is None and settings.kv_cache_gib is None and device.type == "cuda":
         num_blocks = profile_blocks(settings, loaded, device, bytes_each)
@@ -135,17 +164,26 @@ def _limits(settings: ExecutorSettings, num_blocks: int, num_host_blocks: int) -
 
 
 def profile_blocks(settings: ExecutorSettings, loaded: LoadedModel, device: torch.device, bytes_each: int) -> int:
-    """Blocks for the GPU memory that is left beside the weights and the largest iteration."""
+    """Blocks for the GPU memory that is left beside the weights, the largest iteration, and the graphs."""
     needed = -(-settings.max_num_batched_tokens // settings.block_size) + settings.max_num_seqs
-    trial = Runner(loaded.decoder, loaded.card, _limits(settings, needed, 0))
+    host_blocks = min(settings.num_host_blocks, BLOCKS_AT_ONCE)
+    trial = make_runner(settings, loaded, _limits(settings, needed, host_blocks), device)
     torch.cuda.reset_peak_memory_stats(device)
     warm_up(trial)
     peak = torch.cuda.max_memory_allocated(device) - needed * bytes_each
+    # Graphs hold memory of torch's, in a pool of their own, and of the driver's.
+    torch.cuda.empty_cache()
+    before, _ = torch.cuda.mem_get_info(device)
+    warm_up_graphs(trial)
+    torch.cuda.empty_cache()
+    graphs = max(0, before - torch.cuda.mem_get_info(device)[0])
     del trial
+    gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     # What other processes hold, and what the driver and the kernels take outside of torch's allocator.
     elsewhere = total - free - torch.cuda.memory_reserved(device)
-    left = int(total * settings.gpu_memory_utilization) - elsewhere - peak
-    log.info("GPU memory", total_gib=total / GIB, peak_gib=round(peak / GIB, 2), kv_gib=round(left / GIB, 2))
+    left = int(total * settings.gpu_memory_utilization) - elsewhere - peak - graphs
+    gib = {"total": total, "peak": peak, "graphs": graphs, "kv": left}
+    log.info("GPU memory", **{f"{name}_gib": round(size / GIB, 2) for name, size in gib.items()})
     return left // bytes_each

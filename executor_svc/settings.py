@@ -49,6 +49,8 @@ class ExecutorSettings(ServiceSettings):
     num_host_blocks: int = Field(0, ge=0, description="KV blocks in host memory, for swapping")
     max_num_seqs: int = Field(64, ge=1, le=65535, description="sequences at a time")
     max_num_batched_tokens: int = Field(2048, ge=1, description="tokens of one iteration")
+    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="of the KV blocks; auto: the model's own")
+    cuda_graphs: bool = Field(True, description="replay decodes as CUDA graphs; without them a GPU runs step by step")
 
     @field_validator("scheduler")
     @classmethod

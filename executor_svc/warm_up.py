@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
+import structlog
 
-from common.wire import Fault, NewSequence, Plan, SamplingParams
+from common.wire import Fault, NewSequence, Plan, Result, SamplingParams
+from executor_svc.faults import FatalError
+from executor_svc.graphs import graph_sizes
+from executor_svc.host_blocks import BLOCKS_AT_ONCE
 from executor_svc.runner import Runner
+
+log = structlog.get_logger()
 
 PLAIN = SamplingParams(max_tokens=1 << 20, temperature=0.0, ignore_eos=True)
 KINDS = (
@@ -33,17 +40,47 @@ class WarmUpError(Exception):
     """The model does not run on this machine."""
 
 
+EDGES = (1, 15, 16)
+"""Prompt lengths that compilers may tell apart: one, no multiple of 16, and one."""
+
+
 def warm_up(runner: Runner) -> None:
     """One sequence, then many, then the largest iteration. Leaves the runner empty. Raises `WarmUpError`."""
     limits, longest = runner.limits, runner.state.max_model_len - 2
-    for count in sorted({1, 2, min(17, limits.max_num_seqs), limits.max_num_seqs}):
+    counts = sorted({1, 2, min(17, limits.max_num_seqs), limits.max_num_seqs})
+    for count in counts:
         _prefill_and_decode(runner, count, length=2)
+    if runner.compiles:
+        for kind, count in product(KINDS, counts):
+            _prefill_and_decode(runner, count, length=2, kinds=(kind,))
+        for length in EDGES:
+            _prefill_and_decode(runner, 1, length)
+        _move_blocks(runner)
     if longest > 0:
         count = -(-limits.max_num_batched_tokens // longest)
         _prefill_and_decode(runner, count, length=limits.max_num_batched_tokens // count)
+    if runner.compiles:
+        _decode_beside_a_prefill(runner)
 
 
-def _prefill_and_decode(runner: Runner, count: int, length: int) -> None:
+def warm_up_graphs(runner: Runner) -> int:
+    """Record the graphs of decodes, and run each once. Returns how many there are. Raises `WarmUpError`.
+
+    Where they cannot be recorded there are none, which is logged. To be called after `warm_up`: what a graph holds must
+    have been compiled.
+    """
+    try:
+        count = runner.capture()
+    except RuntimeError as error:  # a model whose steps ask the host, say
+        log.warning("no CUDA graphs: decodes run step by step", reason=str(error).partition("\n")[0])
+        count = 0
+        _prefill_and_decode(runner, 1, length=2)
+    for size in graph_sizes(runner.limits.max_num_seqs) if count else ():
+        _prefill_and_decode(runner, size, length=2)
+    return count
+
+
+def _prefill_and_decode(runner: Runner, count: int, length: int, kinds: tuple[SamplingParams, ...] = KINDS) -> None:
     """`count` new sequences of `length` tokens or as many as fit, then one decode of all."""
     limits, state = runner.limits, runner.state
     length = min(length, limits.max_num_batched_tokens // count, state.max_model_len - 2)
@@ -51,25 +88,70 @@ def _prefill_and_decode(runner: Runner, count: int, length: int) -> None:
     count = min(count, limits.max_num_seqs, limits.num_blocks // blocks_each)
     if count < 1 or length < 1:
         return
-    new = tuple(
-        NewSequence(
-            slot=slot,
-            generation=1,
-            tokens=np.zeros(length, np.int32),
-            prompt_length=length,
-            computed=0,
-            blocks=np.arange(slot * blocks_each, (slot + 1) * blocks_each, dtype=np.int32),
-            params=KINDS[slot % len(KINDS)],
-        )
-        for slot in range(count)
-    )
+    new = tuple(_new(slot, length, slot * blocks_each, blocks_each, kinds[slot % len(kinds)]) for slot in range(count))
     slots = np.arange(count, dtype=np.uint16)
     lengths = np.full(count, length, np.int32)
-    for plan in (
+    _run(
+        runner,
         Plan(0, 1, prefills=slots, prefill_lengths=lengths, new=new),
         Plan(0, 2, decodes=slots),
-    ):
-        answer = runner.run(plan)
+    )
+
+
+def _decode_beside_a_prefill(runner: Runner) -> None:
+    """The most decodes that leave half of the token budget, and a chunk for the rest of it."""
+    limits = runner.limits
+    decodes = min(limits.max_num_seqs - 1, limits.max_num_batched_tokens // 2, limits.num_blocks // 2)
+    length = min(limits.max_num_batched_tokens - decodes, runner.state.max_model_len - 2)
+    length = min(length, (limits.num_blocks - decodes) * limits.block_size)
+    if decodes < 1 or length < 1 or limits.block_size < 2:
+        return
+    slots = np.arange(decodes, dtype=np.uint16)
+    new = tuple(_new(slot, 1, slot, 1, KINDS[slot % len(KINDS)]) for slot in range(decodes))
+    beside = _new(decodes, length, decodes, -(-length // limits.block_size), PLAIN)
+    _run(
+        runner,
+        Plan(0, 1, prefills=slots, prefill_lengths=np.ones(decodes, np.int32), new=new),
+        Plan(
+            0,
+            2,
+            decodes=slots,
+            prefills=np.array([decodes], np.uint16),
+            prefill_lengths=np.array([length], np.int32),
+            new=(beside,),
+        ),
+    )
+
+
+def _move_blocks(runner: Runner) -> None:
+    """Copies of blocks, in the device and to the host and back."""
+    limits = runner.limits
+    if limits.num_blocks > 1:
+        _run(runner, Plan(0, 1, copies=np.array([0, 1], np.int32)))
+    if limits.num_host_blocks:
+        count = min(limits.num_blocks, limits.num_host_blocks, BLOCKS_AT_ONCE)
+        pairs = np.repeat(np.arange(count, dtype=np.int32), 2)
+        _run(runner, Plan(0, 1, swap_outs=pairs, swap_ins=pairs))
+
+
+def _new(slot: int, length: int, first_block: int, num_blocks: int, params: SamplingParams) -> NewSequence:
+    return NewSequence(
+        slot=slot,
+        generation=1,
+        tokens=np.zeros(length, np.int32),
+        prompt_length=length,
+        computed=0,
+        blocks=np.arange(first_block, first_block + num_blocks, dtype=np.int32),
+        params=params,
+    )
+
+
+def _run(runner: Runner, *plans: Plan) -> None:
+    for plan in plans:
+        try:
+            answer: Result | Fault = runner.run(plan)
+        except FatalError as error:
+            answer = error.fault
         if isinstance(answer, Fault):
             raise WarmUpError(f"the model does not run here: {answer.message}")
     runner.reset()

@@ -39,7 +39,7 @@ class SamplingColumns:
         )
 
 
-def sample(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
+def sample(logits: torch.Tensor, columns: SamplingColumns, *, filtered: bool | None = None) -> torch.Tensor:
     """Draws one token a row. logits: fp32 [B, V], may be overwritten. Returns int64 [B].
 
     Temperature 0 takes the largest logit, ties by lowest id. Otherwise, in this order: logits / temperature; top-k
@@ -49,5 +49,7 @@ def sample(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
     draws from their renormalised distribution. A logit of -inf is never drawn while the row has a finite one.
 
     A row's draw depends on its own logits, parameters, seed and position alone.
+
+    filtered: whether any row has a top-k, top-p or min-p; None where the caller does not know, and a GPU is asked.
     """
-    return sample_triton(logits, columns) if use_triton(logits) else sample_torch(logits, columns)
+    return sample_triton(logits, columns, filtered) if use_triton(logits) else sample_torch(logits, columns)

@@ -68,13 +68,13 @@ def _pick_kernel(best_ptr, best_token_ptr, out_ptr, splits, SPLITS: tl.constexpr
     tl.store(out_ptr + row, winner.to(tl.int64))
 
 
-def sample_triton(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
+def sample_triton(logits: torch.Tensor, columns: SamplingColumns, filtered: bool | None = None) -> torch.Tensor:
     """Same contract as `kernels.sample`.
 
-    A first version: where any row has a top-k, top-p or min-p, every row is sorted by torch, and to find that out the
-    host waits for the device.
+    A first version: where any row has a top-k, top-p or min-p, every row is sorted by torch. To find that out the host
+    waits for the device, unless it is told.
     """
-    if bool(filtered_rows(columns, logits.shape[1]).any()):
+    if bool(filtered_rows(columns, logits.shape[1]).any()) if filtered is None else filtered:
         logits = filter_logits(logits, columns)
     return draw_triton(logits, columns)
 

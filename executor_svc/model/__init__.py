@@ -39,11 +39,13 @@ def load_model(
     device: str = "cpu",
     max_model_len: int | None = None,
     name: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> LoadedModel:
     """Load a Hugging Face model folder, or a hub id where the hub can be reached.
 
     dtype: float32, float16, bfloat16, or auto: the config's, float32 where it names none.
     max_model_len: at most what the config allows; None takes that.
+    kv_cache_dtype: auto or fp8, as the runner will keep KV: other KV gives other answers, so the fingerprint tells.
     name: what the model is served as; None takes the folder's name, or the hub id.
     Raises `ModelError` with one plain line: for anything the files lack, and for anything they ask that is not done.
     """
@@ -53,8 +55,9 @@ def load_model(
         log.warning("config.json has fields unknown here; they are not used", fields=config.ignored_fields)
     served_name = name or (folder.resolve().name if Path(path).expanduser().is_dir() else path)
     started = time.monotonic()
+    numbers = config.dtype_name if kv_cache_dtype == "auto" else f"{config.dtype_name}, KV {kv_cache_dtype}"
     with ThreadPoolExecutor(1, "fingerprint") as pool:
-        digest = pool.submit(model_fingerprint, folder / "config.json", weight_files(folder), config.dtype_name)
+        digest = pool.submit(model_fingerprint, folder / "config.json", weight_files(folder), numbers)
         decoder = Decoder(config, load_weights(folder, config, _device(device)))
         loaded = time.monotonic()
         card = build_card(folder, config, digest.result(), served_name)

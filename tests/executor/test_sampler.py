@@ -202,7 +202,7 @@ def test_prompt_logprobs() -> None:
     prompt = list(range(2, 2 + 20)) * 1
     bench.admit({"tokens": prompt, "prompt_logprobs": 2})
     logits = torch.from_numpy(np.random.default_rng(0).normal(size=(19, VOCABULARY))).float()
-    found = bench.sampler.score_prompt(logits, slot=0, start=1)
+    found = bench.sampler.score_prompt(logits, slot=0, start=1)()
     expected = torch.log_softmax(logits, -1)
     assert (found.start, found.widths.tolist()) == (1, [3] * 19)
     assert found.token_ids.reshape(19, 3)[:, 0].tolist() == prompt[1:]
@@ -230,7 +230,7 @@ def test_prompt_logits_that_are_not_finite_are_named() -> None:
     logits = torch.zeros(2, VOCABULARY)
     logits[1, 1] = math.nan
     with pytest.raises(NonFiniteError) as caught:
-        bench.sampler.score_prompt(logits, slot=0, start=1)
+        bench.sampler.score_prompt(logits, slot=0, start=1)()
     assert caught.value.slots.tolist() == [0]
 
 

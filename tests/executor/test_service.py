@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from common.wire import Drain, Leaving, Limits, Result
-from executor_svc.kv_cache import block_bytes
+from executor_svc.kv_cache import FP8, block_bytes
 from executor_svc.model import load_model
 from executor_svc.runner import Runner
 from executor_svc.service import StartError, make_limits, pick_device
@@ -93,6 +93,20 @@ def test_no_more_seats_than_tokens(folder: Path) -> None:
         settings("--max-num-seqs", "64", "--max-num-batched-tokens", "8"), load_model(str(folder)), torch.device("cpu")
     )
     assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (8, 8)
+
+
+def test_8_bit_kv_is_another_model(folder: Path) -> None:
+    """Whoever keeps KV in fewer bits gives other answers, so it must not have the same fingerprint."""
+    loaded = load_model(str(folder), dtype="float32", kv_cache_dtype="fp8")
+    assert loaded.card.fingerprint != load_model(str(folder), dtype="float32").card.fingerprint
+    shape = loaded.decoder.config
+    assert 4 * block_bytes(shape, 16, FP8) == block_bytes(shape, 16, torch.float32)
+    with pytest.raises(StartError, match="kv-cache-dtype fp8: only a GPU has it"):
+        make_limits(settings("--kv-cache-dtype", "fp8"), loaded, torch.device("cpu"))
+
+
+def test_settings_of_graphs() -> None:
+    assert settings().cuda_graphs and not settings("--no-cuda-graphs").cuda_graphs
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,0 +1,75 @@
+"""CUDA graphs: one launch in place of the hundreds that a forward pass takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+MAX_GRAPH_ROWS = 512
+"""Of more rows the device has so much to do that the launches hide behind it."""
+
+Step = Callable[[], torch.Tensor]
+
+
+class Recorder(Protocol):
+    """Makes a step replayable."""
+
+    captures: bool
+    """Whether a step is worth recording: a replay is cheaper than a call."""
+
+    def record(self, step: Step) -> Step:
+        """A step that does the same with what its inputs then hold.
+
+        Inputs and result keep their addresses; the next replay of any step of this recorder overwrites the result.
+        """
+
+
+class Eager:
+    """Records nothing: every step is called."""
+
+    captures = False
+
+    def record(self, step: Step) -> Step:
+        return step
+
+
+class CudaGraphs:
+    """All graphs share one pool of memory, so they need what the largest one needs: record that first."""
+
+    captures = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+
+    def record(self, step: Step) -> Step:
+        # Once without capture: compilers and libraries allocate and synchronise at their first call.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            step()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            result = step()
+        if self._pool is None:
+            self._pool = graph.pool()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Row counts worth a graph, rising: 1, 2, 4, then every 8th, from 256 on every 16th, and the largest batch.
+
+    A batch runs in the next larger one, with rows that write nowhere.
+    """
+    most = min(max_num_seqs, MAX_GRAPH_ROWS)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, MAX_GRAPH_ROWS + 1, 16)]
+    return sorted({size for size in sizes if size < most} | {most})

@@ -1,0 +1,57 @@
+"""KV blocks in host memory: where swapped sequences wait."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from executor_svc.kv_cache import KVCache, words_of_blocks
+from executor_svc.transfer import Transfer
+
+BLOCKS_AT_ONCE = 16
+"""Blocks that wait on the device, on their way out or in: they bound its scratch memory."""
+
+
+class HostBlocks:
+    """A host block holds all layers of a device block in one piece, so it moves in one copy.
+
+    On a GPU the memory is page-locked, and the copies are queued on the current stream behind what was launched before:
+    nobody waits for them. The device gathers and scatters a layer of many blocks at a time.
+    """
+
+    def __init__(self, cache: KVCache, num_blocks: int) -> None:
+        self._layers = [words_of_blocks(layer) for layer in (*cache.k, *cache.v)]
+        device, dtype = self._layers[0].device, self._layers[0].dtype
+        shape = (num_blocks, len(self._layers), self._layers[0].shape[1])
+        self._blocks = torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self._transfer = Transfer(device)
+
+    def take(self, pairs: NDArray[np.int32]) -> None:
+        """Copy device blocks to the host. pairs: (device block, host block), flattened."""
+        for part in _parts(pairs):
+            source = self._transfer.send(part[:, 0].astype(np.int64))
+            scratch = self._scratch(len(part))
+            for index, layer in enumerate(self._layers):
+                scratch[:, index] = layer.index_select(0, source)
+            for place, block in enumerate(part[:, 1].tolist()):
+                self._blocks[block].copy_(scratch[place], non_blocking=True)
+
+    def give(self, pairs: NDArray[np.int32]) -> None:
+        """Copy host blocks to the device. pairs: (host block, device block), flattened."""
+        for part in _parts(pairs):
+            target = self._transfer.send(part[:, 1].astype(np.int64))
+            scratch = self._scratch(len(part))
+            for place, block in enumerate(part[:, 0].tolist()):
+                scratch[place].copy_(self._blocks[block], non_blocking=True)
+            for index, layer in enumerate(self._layers):
+                layer.index_copy_(0, target, scratch[:, index])
+
+    def _scratch(self, count: int) -> torch.Tensor:
+        shape = (count, *self._blocks.shape[1:])
+        return torch.empty(shape, dtype=self._blocks.dtype, device=self._layers[0].device)
+
+
+def _parts(pairs: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+    both = pairs.reshape(-1, 2)
+    return [both[i : i + BLOCKS_AT_ONCE] for i in range(0, len(both), BLOCKS_AT_ONCE)]
