@@ -1,7 +1,7 @@
 """The Triton kernels under Triton's interpreter, which must be chosen before Triton is first imported.
 
 So these tests run in a process of their own: `TRITON_INTERPRET=1 pytest tests/kernels/interpreted`, which
-`tests/kernels/test_own_processes.py` does. Any other run does not collect them.
+`tests/kernels/test_own_processes.py` does. Without that variable they run where there is a GPU, compiled, on it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-if os.environ.get("TRITON_INTERPRET") == "1":
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
     from tests.kernels import memory_guard
+elif torch.cuda.is_available():
+    from tests.kernels import mirror
+
+    collect_ignore_glob = ["test_guard.py"]
 else:
     collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(autouse=True)
-def guarded_memory() -> Iterator[None]:
-    """Fresh tensors hold NaN, so that what a kernel leaves unwritten shows; stray and racing accesses raise."""
+def launches() -> Iterator[None]:
+    """Fresh tensors hold NaN, so that what a kernel leaves unwritten shows. Under the interpreter, stray and racing
+    accesses raise; on a GPU, the tests' tensors are taken there for each launch."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    with memory_guard.installed():
+    with memory_guard.installed() if INTERPRETED else mirror.installed():
         yield
     torch.use_deterministic_algorithms(False)

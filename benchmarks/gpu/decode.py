@@ -1,0 +1,157 @@
+"""Decode steps of the Llama-3.1-8B shape: time against the bandwidth floor, and the bubble between two steps.
+
+The floor: weights and KV bytes that a step must read, over the read bandwidth measured in the same run. The bubble: the
+device's idle time between the end of a step's last kernel and the start of the next step's copy, with the executor
+alone: there is no scheduler in between.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.context import (
+    BLOCK_SIZE,
+    Context,
+    Row,
+    make_runner,
+    random_model,
+    run,
+    sequence,
+    slots,
+    tensors,
+)
+from common.wire import Limits, Plan
+from executor_svc.kv_cache import block_bytes
+from executor_svc.runner import Runner
+from executor_svc.warm_up import warm_up_graphs
+
+
+def rows(context: Context) -> Iterator[Row]:
+    batches, length, steps = ((1, 3), 20, 6) if context.tiny else ((1, 8, 16, 32, 64), 1024, 64)
+    bandwidth = read_bandwidth(context)
+    yield {"what": "read bandwidth", "gb_per_s": round(bandwidth / 1e9, 1)}
+    model, card = random_model(context, max_model_len=4096)
+    blocks_each = (length + 3 * steps) // BLOCK_SIZE + 1
+    limits = Limits(BLOCK_SIZE, max(batches) * blocks_each, 0, max(batches), 2048)
+    embedding = model.weights.embedding
+    weight_bytes = sum(tensor.nbytes for tensor in tensors(model.weights) if tensor is not embedding)
+    each = block_bytes(model.config, 1, model.dtype)
+    for graphs in (True, False) if context.on_gpu else (False,):
+        runner = make_runner(context, model, card, limits, graphs=graphs)
+        started = time.perf_counter()
+        count = warm_up_graphs(runner)
+        if graphs:
+            yield {"what": "capture", "graphs": count, "seconds": round(time.perf_counter() - started, 2)}
+        for batch in batches:
+            found = measure(context, runner, batch, length, steps, blocks_each)
+            floor_ms = (weight_bytes + batch * (length + 1.5 * steps) * each) / bandwidth * 1e3
+            found |= {"floor_ms": round(floor_ms, 3), "times_floor": round(found["ms"] / floor_ms, 3)}
+            yield {"what": "decode", "batch": batch, "context": length, "graphs": graphs, **found}
+            if context.must_end():
+                raise RuntimeError("the time is up")
+        del runner
+
+
+def read_bandwidth(context: Context) -> float:
+    """Bytes a second, the best of summing a large tensor and of half a copy."""
+    size = (1 << 20) if context.tiny else (4 << 30)
+    source = torch.zeros(size // 4, dtype=torch.float32, device=context.device)
+    target = torch.empty_like(source)
+    best = 0.0
+    for work, moved in ((source.sum, size), (lambda: target.copy_(source), 2 * size)):
+        work()
+        best = max(best, moved / min(context.seconds(work) for _ in range(8)))
+    return best
+
+
+class Clock:
+    """Notes when a step's work reaches the device and when the device is through with it."""
+
+    def __init__(self, context: Context, runner: Runner) -> None:
+        self._on_gpu = context.on_gpu
+        self.starts: list[Any] = []
+        self.ends: list[Any] = []
+        self.host_starts: list[float] = []
+        self.host_ends: list[float] = []
+        inputs, sampler = runner.inputs, runner.sampler
+        self._restore = [(inputs, "prepare"), (sampler, "draw"), (sampler, "collect")]
+        self._wrap(inputs, "prepare", before=lambda: self._note(self.starts))
+        self._wrap(sampler, "draw", after=lambda: self._note(self.ends))
+        self._wrap(sampler, "collect", after=lambda: self.host_ends.append(time.perf_counter()))
+        self._wrap(inputs, "logits", after=lambda: self.host_starts.append(time.perf_counter()))
+        self._restore.append((inputs, "logits"))
+
+    def _wrap(
+        self, owner: Any, name: str, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
+    ) -> None:
+        call = getattr(owner, name)
+
+        def noted(*arguments: Any) -> Any:
+            if before:
+                before()
+            result = call(*arguments)
+            if after:
+                after()
+            return result
+
+        setattr(owner, name, noted)
+
+    def _note(self, moments: list[Any]) -> None:
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            moments.append(event)
+        else:
+            moments.append(time.perf_counter())
+
+    def remove(self) -> None:
+        for owner, name in self._restore:
+            delattr(owner, name)
+
+    def _ms(self, first: Any, last: Any) -> float:
+        return float(first.elapsed_time(last)) if self._on_gpu else (last - first) * 1e3
+
+    def medians(self) -> Row:
+        busy = [self._ms(first, last) for first, last in zip(self.starts, self.ends, strict=True)]
+        bubbles = [self._ms(first, last) * 1e3 for first, last in zip(self.ends, self.starts[1:], strict=False)]
+        host = [(b - a) * 1e6 for a, b in zip(self.host_ends, self.host_starts[1:], strict=False)]
+        return {
+            "device_ms": round(statistics.median(busy), 3),
+            "bubble_us": round(statistics.median(bubbles), 1),
+            "host_gap_us": round(statistics.median(host), 1),
+        }
+
+
+def measure(context: Context, runner: Runner, batch: int, length: int, steps: int, blocks_each: int) -> Row:
+    """Sequences whose first `length` tokens hold KV already (of zeros: the time does not depend on it)."""
+    new = tuple(
+        sequence(slot, length, range(slot * blocks_each, (slot + 1) * blocks_each), computed=length - 1)
+        for slot in range(batch)
+    )
+    decodes = slots(batch)
+    run(runner, Plan(0, 1, decodes=decodes, new=new))
+    iteration = 1
+
+    def step() -> None:
+        nonlocal iteration
+        iteration += 1
+        run(runner, Plan(0, iteration, decodes=decodes))
+
+    for _ in range(steps):
+        step()
+    times = [context.seconds(step) for _ in range(steps // 2)]
+    clock = Clock(context, runner)
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    each = (time.perf_counter() - started) / steps
+    clock.remove()
+    runner.reset()
+    spread = float(np.percentile(times, 90)) * 1e3
+    return {"ms": round(each * 1e3, 3), "p90_ms": round(spread, 3), **clock.medians()}
