@@ -69,7 +69,7 @@ def _scale(row_ptr, temperature, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _above(row_ptr, key, highest, vocab_size, WEIGH: tl.constexpr, BLOCK: tl.constexpr):
-    """Of the tokens above a key their number, the fp64 sum of exp(value - highest) if WEIGH, and their least key; of the
+    """Of the tokens above a key the number, the fp64 sum of exp(value - highest) if WEIGH, and the least key; of the
     others the largest key."""
     lane = tl.arange(0, BLOCK)
     count = tl.zeros([BLOCK], tl.int32)
