@@ -42,6 +42,7 @@ def test_every_part_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["ms"] > 0 and row["floor_ms"] > 0 and row["bubble_us"] >= 0 for row in decodes)
     (pool,) = (row for row in found["large_pool"] if row["what"] == "pool")
     assert pool["last_blocks_equal"] and pool["moved_blocks_equal"]
+    assert [row["batch"] for row in found["batch_invariant"][:-1]] == [1, 3]
     assert {row["what"] for row in found["first_request"]} >= {"warm-up", "batch 3", "prompt 65", "penalties"}
     assert all(found[name][-1]["what"] == "time" for name in parts)
     assert found["transformers_peer"][0]["what"] == "skipped"
