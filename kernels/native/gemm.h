@@ -35,15 +35,14 @@ constexpr int64_t ROW_BYTES = 256 << 10;  // of the rows that are multiplied wit
 template <int M, int P>
 INLINE void multiply(const float* x, int64_t stride, const bf16* w, int64_t panel, int64_t k, f32x16 (&sum)[M][P]) {
   for (int64_t i = 0; i < k; i += 2) {
-    f32x16 first[P], second[P];
-    UNROLL for (int p = 0; p < P; p++) load_pairs(w + p * panel + i * PANEL, first[p], second[p]);
-    UNROLL for (int m = 0; m < M; m++) {
-      f32x16 a = set1(x[m * stride + i]);
-      UNROLL for (int p = 0; p < P; p++) sum[m][p] = fma(a, first[p], sum[m][p]);
-    }
-    UNROLL for (int m = 0; m < M; m++) {
-      f32x16 a = set1(x[m * stride + i + 1]);
-      UNROLL for (int p = 0; p < P; p++) sum[m][p] = fma(a, second[p], sum[m][p]);
+    UNROLL for (int odd = 0; odd < 2; odd++) {
+      f32x16 b[P];
+      UNROLL for (int p = 0; p < P; p++) b[p] = load_pair(w + p * panel + i * PANEL, odd);
+      UNROLL for (int m = 0; m < M; m++) {
+        f32x16 a = set1(x[m * stride + i + odd]);
+        UNROLL for (int p = 0; p < P; p++) sum[m][p] = fma(a, b[p], sum[m][p]);
+      }
+      asm("" : "+r"(w));  // the second of the pairs is loaded anew: there is no register to keep it in
     }
   }
 }
