@@ -13,13 +13,15 @@ import torch
 from common.wire import ModelCard
 from executor_svc.model.card import build_card
 from executor_svc.model.config import ModelConfig, read_config
+from executor_svc.model.cpu_step import CpuStep, make_decoder
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.errors import ModelError
 from executor_svc.model.fingerprint import model_fingerprint
 from executor_svc.model.hub import model_folder
 from executor_svc.model.loader import load_weights, weight_files
+from executor_svc.model.native import NativeDecoder
 
-__all__ = ["Decoder", "LoadedModel", "ModelConfig", "ModelError", "load_model"]
+__all__ = ["Decoder", "LoadedModel", "ModelConfig", "ModelError", "NativeDecoder", "load_model"]
 
 log = structlog.get_logger()
 
@@ -28,7 +30,7 @@ log = structlog.get_logger()
 class LoadedModel:
     """A model ready to run, and what the scheduler service is told of it."""
 
-    decoder: Decoder
+    decoder: Decoder | NativeDecoder
     card: ModelCard
 
 
@@ -40,12 +42,14 @@ def load_model(
     max_model_len: int | None = None,
     name: str | None = None,
     kv_cache_dtype: str = "auto",
+    cpu_step: CpuStep = "native",
 ) -> LoadedModel:
     """Load a Hugging Face model folder, or a hub id where the hub can be reached.
 
     dtype: float32, float16, bfloat16, or auto: the config's, float32 where it names none.
     max_model_len: at most what the config allows; None takes that.
     kv_cache_dtype: auto or fp8, as the runner will keep KV: other KV gives other answers, so the fingerprint tells.
+    cpu_step: native or torch, on a CPU: what computes the forward pass; native takes torch where it must.
     name: what the model is served as; None takes the folder's name, or the hub id.
     Raises `ModelError` with one plain line: for anything the files lack, and for anything they ask that is not done.
     """
@@ -58,13 +62,14 @@ def load_model(
     numbers = config.dtype_name if kv_cache_dtype == "auto" else f"{config.dtype_name}, KV {kv_cache_dtype}"
     with ThreadPoolExecutor(1, "fingerprint") as pool:
         digest = pool.submit(model_fingerprint, folder / "config.json", weight_files(folder), numbers)
-        decoder = Decoder(config, load_weights(folder, config, _device(device)))
+        decoder = make_decoder(config, load_weights(folder, config, _device(device)), cpu_step, kv_cache_dtype)
         loaded = time.monotonic()
         card = build_card(folder, config, digest.result(), served_name)
     log.info(
         "model loaded",
         model=card.name,
         device=str(decoder.device),
+        step="native" if isinstance(decoder, NativeDecoder) else "torch",
         weights_s=round(loaded - started, 2),
         total_s=round(time.monotonic() - started, 2),
     )

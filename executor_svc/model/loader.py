@@ -66,7 +66,6 @@ def load_weights(folder: Path, config: ModelConfig, device: torch.device) -> Wei
         names = sorted(missing)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise ModelError(f"{folder}: weights lack {names[0]}{more}")
-    weights.settle()
     return weights
 
 
