@@ -1,4 +1,4 @@
-"""The native CPU step: bits that hang on a row alone in every dtype, near torch, no weight twice, and when torch serves."""
+"""The native CPU step: a row's bits hang on it alone, in every dtype; near torch; no weight twice; when torch serves."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from executor_svc.model import native as native_module
 from executor_svc.model.native import NativeDecoder as Native
 from kernels.native import build as build_module
 from kernels.native.isa import VARIABLE, usable_isas
+from kernels.native.library import load
 from tests.executor.paged_driver import generate, prompt_logits
 from tests.executor.tiny_models import FAMILIES, MORE_FAMILIES, make_model, save_model
 
@@ -113,8 +114,6 @@ class TestTorchServes:
         save_model(make_model("llama"), tmp_path / "model")
         monkeypatch.setenv("CXX", "no-such-compiler")
         monkeypatch.setenv(build_module.CACHE_VARIABLE, str(tmp_path / "empty"))
-        from kernels.native.library import load
-
         load.cache_clear()
         assert self.served(tmp_path / "model") is Decoder
         assert "no C++ compiler" in capfd.readouterr().out

@@ -123,12 +123,13 @@ def reference_bits(library: Library, rows: int) -> torch.Tensor:
 needs_avx2 = pytest.mark.skipif("avx2" not in {isa.name for isa in usable_isas()}, reason="no AVX2 here")
 
 
+@pytest.fixture
+def avx2() -> Library:
+    return load(next(isa for isa in ISAS if isa.name == "avx2"), torch.bfloat16)
+
+
 @needs_avx2
 class TestVariants:
-    @pytest.fixture(scope="class")
-    def avx2(self) -> Library:
-        return load(next(isa for isa in ISAS if isa.name == "avx2"), torch.bfloat16)
-
     def test_passes_its_check(self, avx2: Library) -> None:
         assert self_check(avx2)
 
@@ -137,10 +138,9 @@ class TestVariants:
         monkeypatch.setattr(Library, "pack", lambda self, weight, target: pack(self, weight.roll(1, 1), target))
         assert not self_check(avx2)
 
-    @pytest.mark.parametrize("registers", [16, 32])
-    def test_emulated_machines_give_the_same_bits(self, avx2: Library, registers: int) -> None:
-        """With 32 registers, the blocks of rows and panels that AVX-512 takes, on a machine without it."""
-        emulated = Library(build((*QUICK, "-mavx2", "-mfma", f"-DGILIR_EMULATE={registers}")), torch.bfloat16)
+    def test_an_emulated_machine_gives_the_same_bits(self, avx2: Library) -> None:
+        """The blocks of rows and panels that AVX-512 takes with its 32 registers, on a machine without it."""
+        emulated = Library(build((*QUICK, "-mavx2", "-mfma", "-DGILIR_EMULATE=32")), torch.bfloat16)
         assert self_check(emulated)
         for rows in (1, 2, 3, 5, 6, 7, 13, 33):
             assert torch.equal(reference_bits(emulated, rows), reference_bits(avx2, rows)), rows
