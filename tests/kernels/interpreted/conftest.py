@@ -13,7 +13,7 @@ import pytest
 import torch
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from tests.kernels import memory_guard
+    from tests.kernels import interpreter_speed, memory_guard
 else:
     collect_ignore_glob = ["test_*.py"]
 
@@ -23,6 +23,6 @@ def guarded_memory() -> Iterator[None]:
     """Fresh tensors hold NaN, so that what a kernel leaves unwritten shows; stray and racing accesses raise."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    with memory_guard.installed():
+    with memory_guard.installed(), interpreter_speed.patched_once_a_launch():
         yield
     torch.use_deterministic_algorithms(False)
