@@ -58,7 +58,7 @@ def rope_and_cache_reference(
     """Plain torch version of `rope_and_cache`."""
     angles = cos_sin[positions]
     q.copy_(rotate(q, angles))
-    k = rotate(k, angles)
+    k = rotate(k.float() if k_cache.dtype == E4M3 else k, angles)  # rounded once
     if bool((slots < 0).any()):
         written = (slots >= 0).nonzero().squeeze(1)
         slots, k, v = slots[written], k[written], v[written]

@@ -33,7 +33,7 @@ def test_a_cache_of_8_bits_is_written_as_torch_writes_it() -> None:
     of that; and what is out of range."""
     numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16)
     v = numbers.view(4, 64, 256)
-    q, k = torch.randn(4, 1, 256).half(), torch.randn(4, 64, 256).half() * 100
+    q, k = torch.randn(4, 16, 256).half(), torch.randn(4, 64, 256).half() * 100
     angles, slots = torch.randn(4, 128), torch.tensor([5, -1, 0, 2])
     caches = []
     for run in (rope_and_cache_triton, rope_and_cache_reference):
@@ -49,7 +49,7 @@ def test_a_cache_of_8_bits_is_written_as_torch_writes_it() -> None:
 
 def huge_cache(elements: int, block_size: int, kv_heads: int, head_dim: int) -> torch.Tensor:
     """Zeros that take no memory until they are written."""
-    pages = mmap.mmap(-1, elements, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+    pages = mmap.mmap(-1, elements, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=torch.uint8).view(E4M3).view(-1, block_size, kv_heads, head_dim)
 
 
