@@ -3,7 +3,8 @@
 Every function dispatches by device: tensors on a GPU go to the Triton kernel, tensors on the CPU to torch.
 """
 
-from kernels.attention import AttentionBatch, paged_attention
+from kernels.attention import AttentionBatch, paged_attention, split_keys_for
+from kernels.attention_shape import check_attention_shape
 from kernels.block_copy import copy_blocks
 from kernels.gated_activation import gelu_tanh_mul, silu_mul
 from kernels.invariant_linear import invariant_linear
@@ -21,6 +22,7 @@ __all__ = [
     "SamplingColumns",
     "add_rms_norm",
     "apply_penalties",
+    "check_attention_shape",
     "copy_blocks",
     "gelu_tanh_mul",
     "gumbel_noise",
@@ -35,5 +37,6 @@ __all__ = [
     "route_topk",
     "sample",
     "silu_mul",
+    "split_keys_for",
     "token_logprobs",
 ]

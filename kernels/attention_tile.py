@@ -1,4 +1,4 @@
-"""What the attention kernels share: reading one tile of a paged cache, and one step of the online softmax.
+"""What an attention kernel does with one tile of a paged cache.
 
 The softmax is FlashAttention's (Dao et al., 2022): a running maximum, a running sum and a running product with V, all
 in fp32. Exponents are taken to base 2, so scores carry a factor log2(e).
@@ -6,13 +6,25 @@ in fp32. Exponents are taken to base 2, so scores carry a factor log2(e).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from kernels.compiler import power_of_two, tl, triton
+from kernels.float8 import _from_cache
 
 TILE_BYTES = 16384
 """Bytes of one K or V tile: two tensors in two pipeline stages then fit in 64 KiB of shared memory, which all have.
 Of an fp32 tile half as many, because no matrix unit multiplies in full fp32 and the operands lie in registers."""
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Rows and keys of the score matrix, and warps of a program."""
+
+    rows: int
+    keys: int
+    warps: int
 
 
 def key_tile(head_dim: int, dtype: torch.dtype) -> int:
@@ -21,25 +33,26 @@ def key_tile(head_dim: int, dtype: torch.dtype) -> int:
     return min(128, max(16, budget // (power_of_two(head_dim) * dtype.itemsize)))
 
 
+def tile_shape(head_dim: int, group: int, dtype: torch.dtype, *, decodes_only: bool, invariant: bool) -> TileShape:
+    """As large as spills no registers on any chip we compile for. The invariant form has one shape for every row."""
+    keys = key_tile(head_dim, dtype)
+    one_token = max(16, power_of_two(group))
+    if decodes_only and not invariant:
+        return TileShape(one_token, keys, 4)
+    rows = 128 if head_dim <= 128 else 64
+    if invariant:
+        rows //= 2
+    if dtype == torch.float32:
+        rows = 32
+    return TileShape(max(rows, one_token), min(64, keys), 8)
+
+
 @triton.jit
-def _load_tile(
-    cache_ptr,
-    table_ptr,
-    position,
-    visible,
-    kv_head,
-    kv_heads,
-    head_dim,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-):
-    """[KEYS, HEAD_DIM] of one KV head at `position`, int32 [KEYS]; zeros where not `visible` or past head_dim."""
-    block = tl.load(table_ptr + position // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
-    slot = block * BLOCK_SIZE + position % BLOCK_SIZE
+def _load_tile(cache_ptr, offset, visible, head_dim, HEAD_DIM: tl.constexpr, ELEMENT: tl.constexpr):
+    """[KEYS, HEAD_DIM] as ELEMENT, of the keys that begin at offset, int64 [KEYS]; zeros where not `visible`."""
     column = tl.arange(0, HEAD_DIM)
-    offset = (slot * kv_heads + kv_head) * head_dim
     mask = visible[:, None] & (column < head_dim)[None, :]
-    return tl.load(cache_ptr + offset[:, None] + column[None, :], mask=mask, other=0.0)
+    return _from_cache(tl.load(cache_ptr + offset[:, None] + column[None, :], mask=mask, other=0.0), ELEMENT)
 
 
 @triton.jit
@@ -65,3 +78,43 @@ def _accumulate(scores, value, highest, total, product):
     product = product * shrink[:, None]
     product = tl.dot(weights.to(value.dtype), value, product, input_precision="ieee")
     return new_highest, total, product
+
+
+@triton.jit
+def _attend(
+    running,
+    query,
+    position,
+    begin,
+    end,
+    cache,
+    logits,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Keys begin .. end - 1 for a tile of queries at `position`, int32 [ROWS]. Returns the new running values.
+
+    running: the highest score, the sum and the product with V so far, fp32 [ROWS], [ROWS], [ROWS, HEAD_DIM].
+    cache: K and V, the row's block table, the KV head and how many there are, head_dim. logits: their scale and cap.
+    Tiles lie at multiples of KEYS wherever `begin` is, so that a query meets the same tiles in any company.
+    """
+    highest, total, product = running
+    k_cache_ptr, v_cache_ptr, table_ptr, kv_head, kv_heads, head_dim = cache
+    scale, softcap = logits
+    for start in range(begin // KEYS * KEYS, end, KEYS):
+        key_at = start + tl.arange(0, KEYS)
+        visible = (key_at >= begin) & (key_at < end)
+        block = tl.load(table_ptr + key_at // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
+        offset = ((block * BLOCK_SIZE + key_at % BLOCK_SIZE) * kv_heads + kv_head) * head_dim
+        key = _load_tile(k_cache_ptr, offset, visible, head_dim, HEAD_DIM, query.dtype)
+        scores = _scores(query, key, scale, softcap, SOFTCAP)
+        seen = visible[None, :] & (key_at[None, :] <= position[:, None])
+        if WINDOW > 0:
+            seen &= key_at[None, :] > position[:, None] - WINDOW
+        scores = tl.where(seen, scores, float("-inf"))
+        value = _load_tile(v_cache_ptr, offset, visible, head_dim, HEAD_DIM, query.dtype)
+        highest, total, product = _accumulate(scores, value, highest, total, product)
+    return highest, total, product

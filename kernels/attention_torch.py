@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernels.float8 import as_bytes
+
 if TYPE_CHECKING:
     from kernels.attention import AttentionBatch
 
@@ -40,6 +42,7 @@ def paged_attention_torch(
     *,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Same contract as `kernels.paged_attention`; all arithmetic in fp32."""
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
@@ -50,12 +53,14 @@ def paged_attention_torch(
     scratch: _Scratch = batch.derived.setdefault("scratch", _Scratch())
     tokens, heads, head_dim = q.shape
     queries = (q.float() * scale).view(tokens, kv_heads, heads // kv_heads, head_dim)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    head_sinks = None if sinks is None else sinks.float().view(kv_heads, -1)
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     if batch.num_decodes:
-        rows = _decode(queries[: batch.num_decodes], k_cache, v_cache, tiling, softcap, scratch)
+        rows = _decode(queries[: batch.num_decodes], k_cache, v_cache, tiling, softcap, head_sinks, scratch)
         out[: batch.num_decodes] = rows.view(-1, *q.shape[1:])
     for chunk in tiling.chunks:
-        rows = _prefill(queries[chunk.start : chunk.stop], k_cache, v_cache, chunk, window, softcap, scratch)
+        part = queries[chunk.start : chunk.stop]
+        rows = _prefill(part, k_cache, v_cache, chunk, window, softcap, head_sinks, scratch)
         out[chunk.start : chunk.stop] = rows.view(-1, *q.shape[1:])
     return out
 
@@ -133,7 +138,7 @@ def _chunks(batch: AttentionBatch, block_size: int, window: int) -> list[_Chunk]
     chunks = []
     for row in range(batch.num_decodes, len(contexts)):
         start, stop, context = starts[row], starts[row + 1], contexts[row]
-        if stop == start:
+        if stop == start or context == 0:
             continue
         start_position = context - (stop - start)
         lowest = max(start_position - window + 1, 0) if window else 0
@@ -152,7 +157,7 @@ def _slots(tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> to
 def _gather(cache: torch.Tensor, rows: torch.Tensor, width: int, scratch: _Scratch, name: str) -> torch.Tensor:
     """fp32 [N, width]: the `rows`, int64 [N], of the cache seen as [.., width]. Valid until the next use of `name`."""
     found = scratch.take(name, (rows.numel(), width), cache.dtype)
-    torch.index_select(cache.view(-1, width), 0, rows, out=found)
+    torch.index_select(as_bytes(cache).view(-1, width), 0, rows, out=as_bytes(found))
     if cache.dtype == torch.float32:
         return found
     return scratch.take(name, found.shape).copy_(found)
@@ -185,9 +190,10 @@ def _decode(
     v_cache: torch.Tensor,
     tiling: _Tiling,
     softcap: float,
+    sinks: torch.Tensor | None,
     scratch: _Scratch,
 ) -> torch.Tensor:
-    """queries: [B, HK, G, D] fp32, scaled. Returns [B, HK, G, D] fp32."""
+    """queries: [B, HK, G, D] fp32, scaled; sinks: [HK, G] fp32. Returns [B, HK, G, D] fp32."""
     batch_size, kv_heads, _, head_dim = queries.shape
     items = tiling.item_rows.numel()
     item_queries = _whole_tiles(queries[tiling.order[tiling.item_rows]].flatten(0, 1))  # [items * HK, G, D]
@@ -207,6 +213,8 @@ def _decode(
     runs = _runs(tiling.rows_of_tile)
     highest = scores.amax(-1)  # [items, HK, G]
     row_highest = queries.new_full((batch_size, kv_heads, group), -math.inf)
+    if sinks is not None:
+        row_highest[:, :, : sinks.shape[1]] = sinks
     for count, run in runs:
         torch.maximum(row_highest[:count], highest[run], out=row_highest[:count])
     weights = scores.sub_(row_highest[tiling.item_rows, :, :, None]).exp_()
@@ -222,6 +230,8 @@ def _decode(
     products = products.view(items, kv_heads, group, head_dim)
     total = queries.new_zeros(batch_size, kv_heads, group, head_dim)
     norm = queries.new_zeros(row_highest.shape)
+    if sinks is not None:
+        norm[:, :, : sinks.shape[1]] = (sinks - row_highest[:, :, : sinks.shape[1]]).exp_()
     for count, run in runs:
         total[:count] += products[run]
         norm[:count] += sums[run]
@@ -245,9 +255,10 @@ def _prefill(
     chunk: _Chunk,
     window: int,
     softcap: float,
+    sinks: torch.Tensor | None,
     scratch: _Scratch,
 ) -> torch.Tensor:
-    """queries: [L, HK, G, D] fp32, scaled, of one row. Returns [L, HK, G, D] fp32."""
+    """queries: [L, HK, G, D] fp32, scaled, of one row; sinks: [HK, G] fp32. Returns [L, HK, G, D] fp32."""
     length, kv_heads, group, head_dim = queries.shape
     tiled = (-1, KEY_TILE, kv_heads, head_dim)
     keys = _gather(k_cache, chunk.slots, kv_heads * head_dim, scratch, "keys").view(tiled)
@@ -263,7 +274,7 @@ def _prefill(
         high = (first + part.shape[0] - 1) // KEY_TILE + 1 - chunk.first_tile
         offset = (chunk.first_tile + low) * KEY_TILE
         out[begin : begin + step] = _attend(
-            part, keys[low:high], values[low:high], first - offset, window, softcap, scratch
+            part, keys[low:high], values[low:high], first - offset, window, softcap, sinks, scratch
         )
     return out
 
@@ -275,6 +286,7 @@ def _attend(
     position: int,
     window: int,
     softcap: float,
+    sinks: torch.Tensor | None,
     scratch: _Scratch,
 ) -> torch.Tensor:
     """queries: [L, HK, G, D], the first at `position` of the first tile; keys: [tiles, HK, D, KEY_TILE];
@@ -293,9 +305,15 @@ def _attend(
         masked |= key_at <= at - window
     scores.masked_fill_(masked, -math.inf)
 
-    weights = scores.sub_(scores.amax(-1).amax(0)[..., None]).exp_()
+    highest = scores.amax(-1).amax(0)
+    norm = torch.zeros_like(highest)
+    if sinks is not None:
+        sink = torch.nn.functional.pad(sinks.repeat(1, length), (0, rows.shape[1] - length * group))
+        torch.maximum(highest, sink, out=highest)
+        norm = (sink - highest).exp_()
+    weights = scores.sub_(highest[..., None]).exp_()
     sums = weights.sum(-1)
-    total, norm = torch.zeros_like(rows), torch.zeros_like(sums[0])
+    total = torch.zeros_like(rows)
     for tile in range(tiles):
         total += _bmm(weights[tile], values[tile], torch.empty_like(rows))
         norm += sums[tile]

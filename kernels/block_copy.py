@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.compiler import ceil_div, tl, triton, use_triton
+from kernels.float8 import as_bytes
 
 
 def copy_blocks(k_cache: torch.Tensor, v_cache: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> None:
@@ -14,7 +15,7 @@ def copy_blocks(k_cache: torch.Tensor, v_cache: torch.Tensor, src: torch.Tensor,
     a source of the same call: the copies run in no particular order.
     """
     run = copy_blocks_triton if use_triton(k_cache) else copy_blocks_reference
-    run(k_cache, v_cache, src, dst)
+    run(as_bytes(k_cache), as_bytes(v_cache), src, dst)
 
 
 def copy_blocks_reference(k_cache: torch.Tensor, v_cache: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> None:

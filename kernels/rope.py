@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.compiler import power_of_two, tl, triton, use_triton
+from kernels.float8 import E4M3, _to_cache, as_bytes, to_e4m3
 
 
 def rope_and_cache(
@@ -25,7 +26,8 @@ def rope_and_cache(
     fp32 and rounded once.
     positions: [T] int32 or int64, rows of cos_sin.
     slots: [T] int64, `block * block_size + offset`; -1 writes nowhere.
-    k_cache, v_cache: [NB, BS, HK, D], contiguous, of one dtype.
+    k_cache, v_cache: [NB, BS, HK, D], contiguous, of one dtype: that of k, or float8_e4m3fn, which takes the values
+    rounded to nearest even, those beyond 448 as 448.
     """
     run = rope_and_cache_triton if use_triton(q) else rope_and_cache_reference
     run(q, k, v, cos_sin, positions, slots, k_cache, v_cache)
@@ -56,12 +58,13 @@ def rope_and_cache_reference(
     """Plain torch version of `rope_and_cache`."""
     angles = cos_sin[positions]
     q.copy_(rotate(q, angles))
-    k = rotate(k, angles)
+    k = rotate(k.float() if k_cache.dtype == E4M3 else k, angles)  # rounded once
     if bool((slots < 0).any()):
         written = (slots >= 0).nonzero().squeeze(1)
         slots, k, v = slots[written], k[written], v[written]
-    k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slots, k.to(k_cache.dtype))
-    v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slots, v.to(v_cache.dtype))
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        stored = to_e4m3(new) if cache.dtype == E4M3 else new.to(cache.dtype)
+        as_bytes(cache).view(-1, *cache.shape[2:]).index_copy_(0, slots, as_bytes(stored))
 
 
 @triton.jit
@@ -89,8 +92,8 @@ def _rotate_heads(
     first = tl.load(source + column, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + half + column, mask=mask, other=0.0).to(tl.float32)
     dtype = target_ptr.dtype.element_ty
-    tl.store(target + column, (first * cos - second * sin).to(dtype), mask=mask)
-    tl.store(target + half + column, (second * cos + first * sin).to(dtype), mask=mask)
+    tl.store(target + column, _to_cache(first * cos - second * sin, dtype), mask=mask)
+    tl.store(target + half + column, _to_cache(second * cos + first * sin, dtype), mask=mask)
     if REST > 0:
         _copy_heads(source_ptr + 2 * half, target_ptr + 2 * half, source_stride, target_stride, heads, head, rest, REST)
 
@@ -100,8 +103,8 @@ def _copy_heads(source_ptr, target_ptr, source_stride, target_stride, heads, hea
     """Copies `width` values of each head; head: int32 [HEADS, 1]."""
     column = tl.arange(0, WIDTH)[None, :]
     mask = (head < heads) & (column < width)
-    value = tl.load(source_ptr + head * source_stride + column, mask=mask, other=0.0)
-    tl.store(target_ptr + head * target_stride + column, value.to(target_ptr.dtype.element_ty), mask=mask)
+    value = tl.load(source_ptr + head * source_stride + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(target_ptr + head * target_stride + column, _to_cache(value, target_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -173,8 +176,8 @@ def rope_and_cache_triton(
         cos_sin,
         positions,
         slots,
-        k_cache,
-        v_cache,
+        as_bytes(k_cache),
+        as_bytes(v_cache),
         q.stride(0),
         q.stride(1),
         k.stride(0),

@@ -1,6 +1,6 @@
 """Compiles every kernel ahead of time, with no GPU and no driver, and reports what the chips would get.
 
-    python tests/kernels/aot.py [--json]
+    python tests/kernels/aot.py [--json] [PART OF A NAME]
 
 The real launchers run on meta tensors under a driver that only names a target: so what is compiled is exactly what
 they would launch. Run it without TRITON_INTERPRET. What is compiled stands in `launches/`, a file a family of kernels.
@@ -126,9 +126,9 @@ def report(target_name: str, launch_name: str) -> list[dict[str, Any]]:
     ]
 
 
-def report_all(processes: int) -> list[dict[str, Any]]:
-    """Every launch on every chip. Compiling is one thread's work: as many at once as there are processes."""
-    work = [(chip, name) for name, launch in launches().items() for chip in launch.chips]
+def report_all(processes: int, part: str = "") -> list[dict[str, Any]]:
+    """Every launch whose name has `part`, on every chip. One process compiles on one core: so there are several."""
+    work = [(chip, name) for name, launch in launches().items() if part in name for chip in launch.chips]
     with ProcessPoolExecutor(processes) as pool:
         return list(itertools.chain.from_iterable(pool.map(report, *zip(*work, strict=True))))
 
@@ -146,5 +146,7 @@ def table(entries: list[dict[str, Any]]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
-    found_entries = report_all(processes=2)
-    print(json.dumps(found_entries) if parser.parse_args().json else table(found_entries))
+    parser.add_argument("part", nargs="?", default="", help="only launches whose name has this")
+    options = parser.parse_args()
+    found_entries = report_all(2, options.part)
+    print(json.dumps(found_entries) if options.json else table(found_entries))

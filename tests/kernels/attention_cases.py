@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -34,10 +35,13 @@ def build_case(
     *,
     contents: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None,
     seed: int = 0,
+    kv_dtype: torch.dtype | None = None,
+    **fields: Any,
 ) -> AttentionCase:
     """Rows in shuffled blocks; every slot that no row owns is NaN, every unused table entry -1.
 
-    contents: q, keys and values of each row, instead of random ones.
+    contents: q, keys and values of each row, instead of random ones. kv_dtype: of the cache, when it is not dtype.
+    fields: further ones of the batch.
     """
     generator = torch.Generator().manual_seed(seed)
     if contents is None:
@@ -48,6 +52,8 @@ def build_case(
             )
             for context, length in rows
         ]
+    if kv_dtype is not None:
+        contents = [(q, *(kv.to(kv_dtype).to(dtype) for kv in key_value)) for q, *key_value in contents]  # type: ignore[misc]
     blocks = [-(-context // block_size) for context, _ in rows]
     order = torch.randperm(sum(blocks) + 2, generator=generator)
     k_cache = torch.full((len(order), block_size, kv_heads, head_dim), float("nan"), dtype=dtype)
@@ -70,12 +76,17 @@ def build_case(
         max_query_len=int(lengths.max()),
         max_context_len=max(context for context, _ in rows),
         num_decodes=decodes,
+        **fields,
     )
+    if kv_dtype is not None:
+        k_cache, v_cache = k_cache.to(kv_dtype), v_cache.to(kv_dtype)
     q = torch.cat([row[0] for row in contents])
     return AttentionCase(q, k_cache, v_cache, batch, [row[1] for row in contents], [row[2] for row in contents])
 
 
-def exact_attention(case: AttentionCase, scale: float, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
+def exact_attention(
+    case: AttentionCase, scale: float, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """[T, HQ, D] float64, query by query."""
     heads = case.q.shape[1]
     out = torch.zeros(case.q.shape, dtype=torch.float64)
@@ -92,5 +103,8 @@ def exact_attention(case: AttentionCase, scale: float, window: int = 0, softcap:
             logits = torch.einsum("hd,khd->hk", case.q[token].double(), keys[first : position + 1]) * scale
             if softcap:
                 logits = softcap * torch.tanh(logits / softcap)
-            out[token] = torch.einsum("hk,khd->hd", logits.softmax(-1), values[first : position + 1])
+            if sinks is not None:
+                logits = torch.cat([logits, sinks.double()[:, None]], dim=1)
+            weights = logits.softmax(-1)[:, : position + 1 - first]
+            out[token] = torch.einsum("hk,khd->hd", weights, values[first : position + 1])
     return out

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import AttentionBatch, paged_attention
+from kernels import AttentionBatch, check_attention_shape, paged_attention, split_keys_for
 from tests.kernels.attention_cases import build_case, exact_attention
 
 GROUPS = [(28, 4), (14, 2), (12, 1), (6, 6), (9, 3)]
@@ -67,6 +67,68 @@ def test_one_batch_serves_layers_of_both_kinds() -> None:
     for window in (0, 64, 0, 64):
         out = paged_attention(case.q, case.k_cache, case.v_cache, case.batch, 0.125, window=window)
         torch.testing.assert_close(out.double(), exact_attention(case, 0.125, window), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("window, softcap", [(0, 0.0), (37, 5.0)])
+@pytest.mark.parametrize("heads, kv_heads, head_dim", [(6, 6, 80), (14, 2, 64), (9, 3, 96)])
+def test_sinks(heads: int, kv_heads: int, head_dim: int, window: int, softcap: float) -> None:
+    """Sinks far above and far below every logit, and padding, which stays zero."""
+    case = build_case(mixed_rows(16), heads, kv_heads, head_dim, 16)
+    sinks = torch.linspace(-30, 30, heads)
+    out = paged_attention(
+        case.q, case.k_cache, case.v_cache, case.batch, 0.1, window=window, softcap=softcap, sinks=sinks
+    )
+    torch.testing.assert_close(out.double(), exact_attention(case, 0.1, window, softcap, sinks), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cache_of_8_bits(dtype: torch.dtype) -> None:
+    case = build_case(mixed_rows(16), 9, 3, 64, 16, dtype, kv_dtype=torch.float8_e4m3fn)
+    out = paged_attention(case.q, case.k_cache, case.v_cache, case.batch, 0.125)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), exact_attention(case, 0.125), rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_padding_of_several_tokens_gives_zeros() -> None:
+    case = build_case([(5, 1), (0, 4), (9, 3)], 4, 2, 64, 16)
+    out = paged_attention(case.q, case.k_cache, case.v_cache, case.batch, 0.125)
+    torch.testing.assert_close(out.double(), exact_attention(case, 0.125), rtol=0, atol=2e-5)
+    assert not out[1:5].any()
+
+
+SERVED = {"head_dim": 128, "heads": 28, "kv_heads": 4, "block_size": 16, "dtype": torch.bfloat16, "kv_dtype": None}
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("head_dim", 264),
+        ("head_dim", 100),
+        ("head_dim", 0),
+        ("heads", 30),
+        ("heads", 4 * 65),
+        ("heads", 0),
+        ("kv_heads", 0),
+        ("block_size", 0),
+        ("dtype", torch.float64),
+        ("kv_dtype", torch.float8_e5m2),
+        ("kv_dtype", torch.float16),
+    ],
+)
+def test_what_is_not_served_is_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} is "):
+        check_attention_shape(**(SERVED | {field: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(28, 4), (14, 2), (12, 1), (48, 2), (40, 2), (6, 6), (64, 1)])
+def test_what_is_served(heads: int, kv_heads: int) -> None:
+    for head_dim in (8, 64, 80, 96, 112, 128, 192, 256):
+        for kv_dtype in (None, torch.bfloat16, torch.float8_e4m3fn):
+            check_attention_shape(head_dim, heads, kv_heads, 16, torch.bfloat16, kv_dtype=kv_dtype)
+
+
+def test_splits_grow_with_the_longest_context() -> None:
+    assert [split_keys_for(length) for length in (1, 32768, 32769, 131072)] == [512, 512, 1024, 2048]
 
 
 def test_padding_rows_give_zeros() -> None:

@@ -6,6 +6,7 @@ So these tests run in a process of their own: `TRITON_INTERPRET=1 pytest tests/k
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
-    from tests.kernels import memory_guard
+    from tests.kernels import interpreter_speed, memory_guard
 elif torch.cuda.is_available():
     from tests.kernels import mirror
 
@@ -29,6 +30,11 @@ def launches() -> Iterator[None]:
     accesses raise; on a GPU, the tests' tensors are taken there for each launch."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    with memory_guard.installed() if INTERPRETED else mirror.installed():
+    with contextlib.ExitStack() as stack:
+        if INTERPRETED:
+            stack.enter_context(memory_guard.installed())
+            stack.enter_context(interpreter_speed.patched_once_a_launch())
+        else:
+            stack.enter_context(mirror.installed())
         yield
     torch.use_deterministic_algorithms(False)
