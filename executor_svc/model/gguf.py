@@ -208,8 +208,9 @@ class GGUFModel:
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise ModelError(f"{self.path}: {stored}: values of type {kind} cannot be dequantised") from error
-        # Mapped read-only, or already a copy: torch wants one that it may own.
-        return np.array(value, dtype=np.float32).reshape(tuple(int(n) for n in reversed(tensor.shape)))
+        # Values that need no work are a view of the file, which torch must not be given: it is read-only.
+        value = value if value.flags.writeable else value.copy()
+        return value.reshape(tuple(int(n) for n in reversed(tensor.shape)))
 
     def _factors(self, stored: str) -> tuple[float, ...]:
         return tuple(float(v) for v in self._dequantized(stored))
