@@ -155,6 +155,7 @@ def parse_config(
         unit_offset_norms=family.gemma,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
+        attention_sinks=family.sinks,
         attention_softcap=fields.optional_number("attn_logit_softcapping", above=0) or 0.0,
         logit_softcap=fields.optional_number("final_logit_softcapping", above=0) or 0.0,
         **_scales(fields, family, hidden_size, head_dim, torch_dtype),
@@ -228,6 +229,7 @@ def _experts(fields: Fields, family: Family) -> dict[str, Any]:
         "experts_per_token": chosen,
         "expert_size": fields.integer("moe_intermediate_size" if qwen else "intermediate_size"),
         "renormalize_experts": fields.boolean("norm_topk_prob") if qwen else True,
+        "moe_bias": family.experts is Experts.GPT_OSS,
     }
 
 
@@ -242,6 +244,8 @@ def _activation(fields: Fields, family: Family) -> Activation:
         raise fields.error(names[0], "is missing")
     if second is not None and _ACTIVATIONS[second] != _ACTIVATIONS[first]:
         raise fields.error(names[1], f"{second!r} contradicts {names[0]} {first!r}")
+    if family.experts is Experts.GPT_OSS:
+        return "clamped_swiglu"  # built upon silu, which is what its config says
     return _ACTIVATIONS[first]
 
 

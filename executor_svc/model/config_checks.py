@@ -34,6 +34,8 @@ MUST_BE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "lm_head_bias": (False,),
     "full_attn_mod": (1,),
     "interpolate_factor": (1,),
+    "swiglu_alpha": (),
+    "swiglu_limit": (),
     "num_experts": (0,),
     "num_local_experts": (0,),
     "n_routed_experts": (0,),
@@ -113,6 +115,9 @@ def refuse(fields: Fields, family: Family) -> None:
         value = fields.get(name)
         if value is not None and not any(value == n and type(value) is type(n) for n in neutral):
             raise fields.error(name, f"{short(value)} is not supported in {family.architecture}")
+    for name in ("swiglu_alpha", "swiglu_limit"):
+        if name in family.reads and fields.number(name) != family.defaults[name]:
+            raise fields.error(name, f"only {family.defaults[name]} is supported")
     if fields.boolean("attention_bias") and family.attention_bias is AttentionBias.NEVER:
         raise fields.error("attention_bias", f"{family.architecture} has no attention bias")
     if family.attention_bias is AttentionBias.QKV and fields.raw.get("attention_bias") is False:

@@ -113,6 +113,7 @@ class Decoder:
             config.attention_scale,
             window=config.layers[index].window,
             softcap=config.attention_softcap,
+            sinks=layer.sinks,
         )
         return layer.o(attended.flatten(1))
 

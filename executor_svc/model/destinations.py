@@ -78,7 +78,10 @@ def _attention(config: ModelConfig, layer: LayerWeights) -> dict[str, Place]:
         qkv = {"self_attn.qkv_proj": q_width + 2 * kv_width}
     else:
         qkv = {"self_attn.q_proj": q_width, "self_attn.k_proj": kv_width, "self_attn.v_proj": kv_width}
-    return {**_parts(layer.qkv, qkv), **_parts(layer.o, {"self_attn.o_proj": config.hidden_size})}
+    found = {**_parts(layer.qkv, qkv), **_parts(layer.o, {"self_attn.o_proj": config.hidden_size})}
+    if layer.sinks is not None:
+        found["self_attn.sinks"] = _whole(layer.sinks)
+    return found
 
 
 def _mlp(config: ModelConfig, layer: LayerWeights) -> dict[str, Place]:
@@ -94,6 +97,8 @@ def _mlp(config: ModelConfig, layer: LayerWeights) -> dict[str, Place]:
 
 
 def _experts(names: Experts, moe: MoEWeights) -> dict[str, Place]:
+    if names is Experts.GPT_OSS:
+        return _stacked_experts(moe)
     mixtral = names is Experts.MIXTRAL
     block = "block_sparse_moe" if mixtral else "mlp"
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -103,6 +108,21 @@ def _experts(names: Experts, moe: MoEWeights) -> dict[str, Place]:
         parts = {gate: first, up: second, down: out}
         found.update({f"{block}.experts.{expert}.{name}.weight": _whole(part) for name, part in parts.items()})
     return found
+
+
+def _stacked_experts(moe: MoEWeights) -> dict[str, Place]:
+    """All experts in one tensor, inputs before outputs, the rows of gate and up by turns."""
+    count, width, hidden = moe.gate_up.shape
+    assert moe.gate_up_bias is not None and moe.down_bias is not None
+    gate_up = moe.gate_up.view(count, 2, width // 2, hidden).permute(0, 3, 2, 1)
+    bias = moe.gate_up_bias.view(count, 2, width // 2).transpose(1, 2)
+    found = {
+        "mlp.experts.gate_up_proj": Place(gate_up, (count, hidden, width)),
+        "mlp.experts.gate_up_proj_bias": Place(bias, (count, width)),
+        "mlp.experts.down_proj": _whole(moe.down.transpose(1, 2)),
+        "mlp.experts.down_proj_bias": _whole(moe.down_bias),
+    }
+    return {**found, **_parts(moe.router, {"mlp.router": count})}
 
 
 def _parts(linear: Linear, sizes: dict[str, int]) -> dict[str, Place]:

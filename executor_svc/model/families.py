@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 from executor_svc.model.rope import PLAIN_TYPES
+from kernels.moe import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 
 class AttentionBias(Enum):
@@ -261,7 +262,40 @@ _SPARSE = (
     ),
 )
 
-FAMILIES = (*_DENSE, *_SPARSE)
+_GPT_OSS = Family(
+    "gpt_oss",
+    "GptOssForCausalLM",
+    AttentionBias.CONFIGURED,
+    Windows.PATTERN,
+    {
+        **_COMMON,
+        "rms_norm_eps": 1e-5,
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "attention_bias": True,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "rope_theta": 150_000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "swiglu_alpha": SWIGLU_ALPHA,
+        "swiglu_limit": SWIGLU_LIMIT,
+    },
+    reads=frozenset(("num_experts", "num_local_experts", "swiglu_alpha", "swiglu_limit")),
+    sinks=True,
+    experts=Experts.GPT_OSS,
+)
+
+FAMILIES = (*_DENSE, *_SPARSE, _GPT_OSS)
 
 
 def family_of(model_type: str) -> Family:

@@ -14,6 +14,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -55,7 +57,7 @@ _SIZES: dict[str, Any] = {
 
 # Seeds whose greedy texts vary and never hang on a difference that rounding could turn.
 SEEDS = {"llama": 0, "smollm": 1, "mistral": 2, "qwen2": 0, "qwen3": 1, "gemma3": 2, "gemma2": 0, "phi3": 0,
-         "olmo2": 0, "granite": 0, "mixtral": 0, "qwen3_moe": 0}  # fmt: skip
+         "olmo2": 0, "granite": 0, "mixtral": 0, "qwen3_moe": 0, "gpt_oss": 0}  # fmt: skip
 
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
@@ -89,6 +91,11 @@ MORE_FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
         "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
         "num_hidden_layers": 3, "mlp_only_layers": [1],
     }),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM, {
+        "head_dim": 16, "sliding_window": 40, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48,
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                            "original_max_position_embeddings": 128, "rope_theta": 150_000.0},
+    }),
 }  # fmt: skip
 """The same, of families that share most of their code paths with those above; compared over fewer ways."""
 
@@ -107,8 +114,10 @@ def make_model(family: str, **changes: Any) -> PreTrainedModel:
     model.generation_config.eos_token_id = None  # every text is as long as asked for
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
+            if "bias" in name:
                 parameter.normal_(0, 0.3)
+            elif name.endswith("sinks"):
+                parameter.normal_(0, 1.0)
             elif parameter.ndim == 1:
                 mean = 1.0 if "q_norm" in name else 0.0  # sharper attention
                 parameter.copy_(torch.randn_like(parameter) * 0.2 + mean + (0.0 if family.startswith("gemma") else 1.0))
