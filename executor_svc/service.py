@@ -69,6 +69,7 @@ def start(settings: ExecutorSettings) -> Link:
         quantization=settings.quantization,
         name=settings.served_model_name or None,
         kv_cache_dtype=settings.kv_cache_dtype,
+        cpu_step=settings.cpu_step,
     )
     card = loaded.card
     limits = make_limits(settings, loaded, device)

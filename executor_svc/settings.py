@@ -41,6 +41,9 @@ class ExecutorSettings(ServiceSettings):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     max_model_len: int | None = Field(None, ge=1, description="longest sequence; none: the model's own")
+    cpu_step: Literal["native", "torch"] = Field(
+        "native", description="the CPU path: compiled kernels, where the model and the machine allow, or torch"
+    )
     threads: int | None = Field(None, ge=1, description="threads of the CPU path; none: one a core")
 
     block_size: int = Field(16, ge=1, le=4096, description="token positions of one KV block")

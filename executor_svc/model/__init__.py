@@ -13,14 +13,16 @@ import torch
 from common.wire import ModelCard
 from executor_svc.model.card import build_card, build_gguf_card
 from executor_svc.model.config import ModelConfig, Quantization, read_config
+from executor_svc.model.cpu_step import CpuStep, make_decoder
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.errors import ModelError
 from executor_svc.model.fingerprint import model_fingerprint
 from executor_svc.model.gguf import GGUFModel, gguf_file
 from executor_svc.model.hub import model_folder
 from executor_svc.model.loader import SafetensorsCheckpoint, load_weights, weight_files
+from executor_svc.model.native import NativeDecoder
 
-__all__ = ["Decoder", "LoadedModel", "ModelConfig", "ModelError", "load_model"]
+__all__ = ["Decoder", "LoadedModel", "ModelConfig", "ModelError", "NativeDecoder", "load_model"]
 
 log = structlog.get_logger()
 
@@ -29,7 +31,7 @@ log = structlog.get_logger()
 class LoadedModel:
     """A model ready to run, and what the scheduler service is told of it."""
 
-    decoder: Decoder
+    decoder: Decoder | NativeDecoder
     card: ModelCard
 
 
@@ -42,6 +44,7 @@ def load_model(
     quantization: Quantization = "none",
     name: str | None = None,
     kv_cache_dtype: str = "auto",
+    cpu_step: CpuStep = "native",
 ) -> LoadedModel:
     """Load a Hugging Face model folder, a GGUF file or the folder of one, or a hub id where the hub can be reached.
 
@@ -49,6 +52,7 @@ def load_model(
     max_model_len: at most what the config allows; None takes that.
     quantization: int8 or fp8 stores the decoder's linear layers in eight bits, one tensor at a time as they are loaded.
     kv_cache_dtype: auto or fp8, as the runner will keep KV: other KV gives other answers, so the fingerprint tells.
+    cpu_step: native or torch, on a CPU: what computes the forward pass; native takes torch where it must.
     name: what the model is served as; None takes the folder's name, or the hub id.
     Raises `ModelError` with one plain line: for anything the files lack, and for anything they ask that is not done.
     """
@@ -69,7 +73,8 @@ def load_model(
         config_file, files = (None, [model.path]) if model else (place / "config.json", weight_files(place))
         digest = pool.submit(model_fingerprint, config_file, files, numbers)
         weights = load_weights(model or SafetensorsCheckpoint(place), config, _device(device))
-        decoder = Decoder(config, weights)
+        decoder = make_decoder(config, weights, cpu_step, kv_cache_dtype)
+        del weights
         loaded = time.monotonic()
         if model:
             card = build_gguf_card(model, config, digest.result(), served_name)
@@ -79,6 +84,7 @@ def load_model(
         "model loaded",
         model=card.name,
         device=str(decoder.device),
+        step="native" if isinstance(decoder, NativeDecoder) else "torch",
         weights_s=round(loaded - started, 2),
         total_s=round(time.monotonic() - started, 2),
     )

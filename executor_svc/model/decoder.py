@@ -23,6 +23,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self.weights = weights
+        weights.settle()
         self.device: torch.device = weights.embedding.device
         self.dtype: torch.dtype = config.dtype
         tables = {

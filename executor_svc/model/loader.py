@@ -80,7 +80,6 @@ def load_weights(checkpoint: Checkpoint, config: ModelConfig, device: torch.devi
         names = sorted(missing)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise ModelError(f"{checkpoint.path}: weights lack {names[0]}{more}")
-    weights.settle()
     return weights
 
 

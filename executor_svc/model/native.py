@@ -23,6 +23,18 @@ HIDDEN, NORMED, QKV, ATTENDED, GATE_UP, GATED, BLOCK, HIDDEN_TAKEN, ATTENDED_TAK
 """Buffers. HIDDEN is the residual stream, BLOCK a block's output where a norm stands before the stream."""
 
 
+def obstacle(config: ModelConfig, weights: Weights) -> str | None:
+    """What the model asks that the native step does not do; None when it does everything."""
+    linears = [weights.lm_head, *(linear for layer in weights.layers for linear in layer.linears())]
+    if config.num_experts:
+        return "experts"
+    if config.attention_sinks:
+        return "attention sinks"
+    if any(type(linear) is not Linear or linear.weight.dtype != config.dtype for linear in linears):
+        return "quantised weights"
+    return None
+
+
 class NativeDecoder:
     """Does what `executor_svc.model.decoder.Decoder` does, with one call of `kernels.native` for a whole step.
 
@@ -59,7 +71,9 @@ class NativeDecoder:
         """The contract of `Decoder.forward`. Raises IndexError for a token id or a position that is out of range."""
         self._check(token_ids, self.config.vocab_size, "token id")
         self._check(positions, self.config.max_model_len, "position")
-        block_size, num_blocks = cache.k[0].shape[1], cache.k[0].shape[0]
+        if cache.k[0].dtype != self.dtype:
+            raise TypeError(f"a KV cache of {cache.k[0].dtype} for a model of {self.dtype}")
+        num_blocks, block_size = cache.k[0].shape[:2]
         self._check(slots + 1, num_blocks * block_size + 1, "slot")
         self._check(logit_rows, len(token_ids), "row")
         logits = torch.empty(len(logit_rows), self.config.vocab_size)
@@ -120,17 +134,18 @@ class NativeDecoder:
     def _ops(self, weights: Weights) -> list[Op]:
         """Empties `weights` on the way."""
         config = self.config
-        scale = torch.tensor(config.embedding_scale).to(config.dtype).item()  # as in `Decoder`
         tied = weights.lm_head.weight is weights.embedding
         size = {"n": config.vocab_size, "k": config.hidden_size}
         embedding = self._pack(weights.embedding)
         lm_head = embedding if tied else self._pack(weights.lm_head.weight)
         weights.embedding = weights.lm_head.weight = torch.empty(0)
-        ops = [Op(kind=Kind.EMBED, output=HIDDEN, weight=embedding, scale=scale, **size)]
+        ops = [Op(kind=Kind.EMBED, output=HIDDEN, weight=embedding, scale=config.embedding_scale, **size)]
         for index in range(config.num_layers):
             ops += self._layer(index, weights.layers.pop(0))
         ops.append(self._norm(HIDDEN_TAKEN, NORMED, weights.norm))
         ops.append(Op(kind=Kind.LINEAR, input=NORMED, output=LOGITS, weight=lm_head, scale=1.0, **size))
+        if config.logit_divisor != 1.0:
+            ops.append(Op(kind=Kind.DIVIDE, output=LOGITS, scale=config.logit_divisor, **size))
         if config.logit_softcap:
             ops.append(Op(kind=Kind.SOFTCAP, output=LOGITS, softcap=config.logit_softcap, **size))
         last = next(place for place, op in enumerate(ops) if op.kind == Kind.TAKE_ROWS)
@@ -139,66 +154,75 @@ class NativeDecoder:
         return ops
 
     def _layer(self, index: int, layer: LayerWeights) -> list[Op]:
-        config, heads = self.config, self.config.num_heads
-        ops = [self._norm(HIDDEN, NORMED, layer.input_norm), self._linear(NORMED, QKV, layer.qkv)]
+        config = self.config
+        ops, source = self._read(HIDDEN, layer.input_norm)
+        ops.append(self._linear(source, QKV, layer.qkv))
         if layer.q_norm is not None and layer.k_norm is not None:
-            ops.append(self._norm(QKV, QKV, layer.q_norm, count=heads))
-            ops.append(self._norm(QKV, QKV, layer.k_norm, count=config.num_kv_heads, offset=heads * config.head_dim))
-        shape = {"heads": heads, "kv_heads": config.num_kv_heads, "head_dim": config.head_dim, "layer": index}
-        table = self._tables[config.layers[index].rope]
-        ops.append(
-            Op(
-                kind=Kind.ROPE_AND_CACHE,
-                input=QKV,
-                output=QKV,
-                table=table.data_ptr(),
-                rotary=table.shape[1],
-                **shape,
-            )
-        )
-        ops.append(
-            Op(
-                kind=Kind.ATTENTION,
-                input=QKV,
-                output=ATTENDED,
-                window=config.layers[index].window,
-                scale=config.attention_scale,
-                softcap=config.attention_softcap,
-                **shape,
-            )
-        )
+            keys = config.num_heads * config.head_dim
+            counts = (1, 1) if config.wide_qk_norm else (config.num_heads, config.num_kv_heads)
+            ops.append(self._norm(QKV, QKV, layer.q_norm, count=counts[0]))
+            ops.append(self._norm(QKV, QKV, layer.k_norm, count=counts[1], offset=keys))
+        ops += self._attention(index)
         hidden, attended = HIDDEN, ATTENDED
         if index == config.num_layers - 1:  # behind the last attention only these rows matter
             hidden, attended = HIDDEN_TAKEN, ATTENDED_TAKEN
             ops.append(Op(kind=Kind.TAKE_ROWS, input=HIDDEN, output=hidden))
             ops.append(Op(kind=Kind.TAKE_ROWS, input=ATTENDED, output=attended))
         ops += self._join(attended, hidden, layer.o, layer.post_attention_norm)
-        gelu = int(config.activation == "gelu_tanh")
+        assert layer.gate_up is not None and layer.down is not None
+        read, source = self._read(hidden, layer.pre_mlp_norm)
         ops += [
-            self._norm(hidden, NORMED, layer.pre_mlp_norm),
-            self._linear(NORMED, GATE_UP, layer.gate_up),
-            Op(kind=Kind.GATED, input=GATE_UP, output=GATED, flag=gelu),
+            *read,
+            self._linear(source, GATE_UP, layer.gate_up),
+            Op(kind=Kind.GATED, input=GATE_UP, output=GATED, flag=int(config.activation == "gelu_tanh")),
         ]
         return ops + self._join(GATED, hidden, layer.down, layer.post_mlp_norm)
 
-    def _join(self, source: int, stream: int, linear: Linear, post_norm: torch.Tensor | None) -> list[Op]:
-        """A block's last linear layer, added to the residual stream."""
-        if post_norm is None:
-            return [self._linear(source, stream, linear, add=True)]
+    def _attention(self, index: int) -> list[Op]:
+        config, layer = self.config, self.config.layers[index]
+        shape = {
+            "heads": config.num_heads,
+            "kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "layer": index,
+        }
+        table = self._tables[layer.rope]
+        rotary = {"table": table.data_ptr(), "rotary": table.shape[1]}
         return [
-            self._linear(source, BLOCK, linear),
-            self._norm(BLOCK, BLOCK, post_norm),
-            Op(kind=Kind.ADD, input=BLOCK, output=stream),
+            Op(kind=Kind.ROPE_AND_CACHE, input=QKV, output=QKV, **rotary, **shape),
+            Op(
+                kind=Kind.ATTENTION,
+                input=QKV,
+                output=ATTENDED,
+                window=layer.window,
+                scale=config.attention_scale,
+                softcap=config.attention_softcap,
+                **shape,
+            ),
         ]
 
-    def _linear(self, source: int, target: int, linear: Linear, *, add: bool = False) -> Op:
+    def _read(self, stream: int, norm: torch.Tensor | None) -> tuple[list[Op], int]:
+        """What a block reads of the residual stream: operations, and the buffer that holds it then."""
+        return ([], stream) if norm is None else ([self._norm(stream, NORMED, norm)], NORMED)
+
+    def _join(self, source: int, stream: int, linear: Linear, post_norm: torch.Tensor | None) -> list[Op]:
+        """A block's last linear layer, added to the residual stream."""
+        scale = self.config.residual_scale
+        if post_norm is None:
+            return [self._linear(source, stream, linear, add=True, scale=scale)]
+        ops = [self._linear(source, BLOCK, linear), self._norm(BLOCK, BLOCK, post_norm)]
+        if scale != 1.0:
+            ops.append(Op(kind=Kind.SCALE, input=BLOCK, output=BLOCK, scale=scale))
+        return [*ops, Op(kind=Kind.ADD, input=BLOCK, output=stream)]
+
+    def _linear(self, source: int, target: int, linear: Linear, *, add: bool = False, scale: float = 1.0) -> Op:
         outputs, inputs = linear.weight.shape
         weight = self._pack(linear.weight)
         linear.weight = torch.empty(0)
         bias = self._pointer(linear.bias)
         size = {"n": outputs, "k": inputs}
         return Op(
-            kind=Kind.LINEAR, input=source, output=target, flag=int(add), scale=1.0, weight=weight, bias=bias, **size
+            kind=Kind.LINEAR, input=source, output=target, flag=int(add), scale=scale, weight=weight, bias=bias, **size
         )
 
     def _norm(self, source: int, target: int, weight: torch.Tensor, *, count: int = 1, offset: int = 0) -> Op:
@@ -240,5 +264,5 @@ def _packed_elements(library: Library, weights: Weights) -> int:
     if weights.lm_head.weight is not weights.embedding:
         matrices.append(weights.lm_head.weight)
     for layer in weights.layers:
-        matrices += [linear.weight for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        matrices += [linear.weight for linear in layer.linears()]
     return sum(library.packed_size(*matrix.shape) for matrix in matrices)

@@ -28,22 +28,23 @@ template <class T> struct Linear {
   int64_t out_stride;
 };
 
-constexpr int MAX_ROWS = 6;
+// A sixth row's sums would fit into 16 registers, but what is multiplied would not fit beside them.
+constexpr int MAX_ROWS = REGISTERS == 32 ? 6 : 5;
+constexpr int SUMS = REGISTERS == 32 ? 24 : 6;  // of a block, in vectors of 16
 constexpr int64_t ROW_BYTES = 256 << 10;  // of the rows that are multiplied with one panel after the other
 
 // Adds the product of M rows and P panels to `sum`.
 template <int M, int P>
 INLINE void multiply(const float* x, int64_t stride, const bf16* w, int64_t panel, int64_t k, f32x16 (&sum)[M][P]) {
   for (int64_t i = 0; i < k; i += 2) {
-    f32x16 first[P], second[P];
-    UNROLL for (int p = 0; p < P; p++) load_pairs(w + p * panel + i * PANEL, first[p], second[p]);
-    UNROLL for (int m = 0; m < M; m++) {
-      f32x16 a = set1(x[m * stride + i]);
-      UNROLL for (int p = 0; p < P; p++) sum[m][p] = fma(a, first[p], sum[m][p]);
-    }
-    UNROLL for (int m = 0; m < M; m++) {
-      f32x16 a = set1(x[m * stride + i + 1]);
-      UNROLL for (int p = 0; p < P; p++) sum[m][p] = fma(a, second[p], sum[m][p]);
+    UNROLL for (int odd = 0; odd < 2; odd++) {
+      f32x16 b[P];
+      UNROLL for (int p = 0; p < P; p++) b[p] = load_pair(w + p * panel + i * PANEL, odd);
+      UNROLL for (int m = 0; m < M; m++) {
+        f32x16 a = set1(x[m * stride + i + odd]);
+        UNROLL for (int p = 0; p < P; p++) sum[m][p] = fma(a, b[p], sum[m][p]);
+      }
+      asm("" : "+r"(w));  // the second of the pairs is loaded anew: there is no register to keep it in
     }
   }
 }
@@ -91,7 +92,6 @@ __attribute__((noinline)) void block(const Linear<T>& op, int64_t row, int64_t f
 }
 
 // Panels that a block of M rows takes at once: as many sums as the registers hold.
-constexpr int SUMS = REGISTERS == 32 ? 24 : 6;
 constexpr int panels_at_once(int rows) {
   int panels = 1;
   while (panels < 4 && 2 * panels * rows <= SUMS) panels *= 2;
@@ -114,7 +114,7 @@ void any_block(const Linear<T>& op, int64_t row, int rows, int64_t panel, int pa
     case 3: return blocks<T, 3>(op, row, panel, panels, ahead);
     case 4: return blocks<T, 4>(op, row, panel, panels, ahead);
     case 5: return blocks<T, 5>(op, row, panel, panels, ahead);
-    default: return blocks<T, 6>(op, row, panel, panels, ahead);
+    default: return blocks<T, MAX_ROWS>(op, row, panel, panels, ahead);
   }
 }
 

@@ -28,8 +28,11 @@ class Kind(IntEnum):
     GATED = 5
     ADD = 6
     TAKE_ROWS = 7
-    SOFTCAP = 8
-    SCALE = 9
+    SCALE = 8
+    SOFTCAP = 9
+    """Of the logits."""
+    DIVIDE = 10
+    """Of the logits."""
 
 
 class Op(ctypes.Structure):
@@ -66,10 +69,13 @@ class Batch(ctypes.Structure):
     """`Batch` of program.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in "tokens rows taken table_stride block_size num_blocks threads".split()),
-        *((name, ctypes.c_void_p) for name in "token_ids positions slots logit_rows".split()),
-        *((name, ctypes.c_void_p) for name in "query_start context_lens block_tables".split()),
-        *((name, ctypes.c_void_p) for name in "k_cache v_cache logits".split()),
+        *(
+            (name, ctypes.c_int64)
+            for name in ["tokens", "rows", "taken", "table_stride", "block_size", "num_blocks", "threads"]
+        ),
+        *((name, ctypes.c_void_p) for name in ["token_ids", "positions", "slots", "logit_rows"]),
+        *((name, ctypes.c_void_p) for name in ["query_start", "context_lens", "block_tables"]),
+        *((name, ctypes.c_void_p) for name in ["k_cache", "v_cache", "logits"]),
     )
 
 

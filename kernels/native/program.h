@@ -4,7 +4,7 @@
 
 namespace gilir {
 
-enum class Kind : int32_t { EMBED, NORM, LINEAR, ROPE_AND_CACHE, ATTENTION, GATED, ADD, TAKE_ROWS, SOFTCAP, SCALE };
+enum class Kind : int32_t { EMBED, NORM, LINEAR, ROPE_AND_CACHE, ATTENTION, GATED, ADD, TAKE_ROWS, SCALE, SOFTCAP, DIVIDE };
 
 constexpr int32_t LOGITS = -1;  // as `out`: the caller's fp32 tensor
 

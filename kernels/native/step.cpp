@@ -120,7 +120,7 @@ class Decoder {
       const int count = static_cast<int>(op.n - i);
       f32x16 x = load_part(logits + i, count);
       if (op.kind == Kind::SOFTCAP) x = tanh(x / set1(op.softcap)) * set1(op.softcap);
-      if (op.kind == Kind::SCALE) x = x * set1(op.scale);
+      if (op.kind == Kind::DIVIDE) x = x / set1(op.scale);
       store_part(logits + i, x, count);
     }
   }

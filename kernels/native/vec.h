@@ -58,10 +58,11 @@ INLINE void store(bf16* p, f32x16 x) {
 INLINE void store(f16* p, f32x16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
 }
-INLINE void load_pairs(const bf16* p, f32x16& first, f32x16& second) {
+// Of 16 pairs, the first of each, or the second.
+INLINE f32x16 load_pair(const bf16* p, int odd) {
   __m512i u = _mm512_loadu_si512(p);
-  first.v = _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
-  second.v = _mm512_castsi512_ps(_mm512_and_si512(u, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+  u = odd ? _mm512_and_si512(u, _mm512_set1_epi32(static_cast<int>(0xffff0000))) : _mm512_slli_epi32(u, 16);
+  return {_mm512_castsi512_ps(u)};
 }
 INLINE f32x16 operator+(f32x16 a, f32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 INLINE f32x16 operator-(f32x16 a, f32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -113,13 +114,12 @@ INLINE void store(f16* p, f32x16 x) {
   UNROLL for (int i = 0; i < 2; i++)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8 * i), _mm256_cvtps_ph(x.v[i], _MM_FROUND_TO_NEAREST_INT));
 }
-INLINE void load_pairs(const bf16* p, f32x16& first, f32x16& second) {
-  UNROLL for (int i = 0; i < 2; i++) {
-    __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16 * i));
-    first.v[i] = _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
-    second.v[i] = _mm256_castsi256_ps(_mm256_and_si256(u, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
-  }
+INLINE __m256 half_of_pairs(const bf16* p, int odd) {
+  __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  u = odd ? _mm256_and_si256(u, _mm256_set1_epi32(static_cast<int>(0xffff0000))) : _mm256_slli_epi32(u, 16);
+  return _mm256_castsi256_ps(u);
 }
+INLINE f32x16 load_pair(const bf16* p, int odd) { return {{half_of_pairs(p, odd), half_of_pairs(p + 16, odd)}}; }
 INLINE f32x16 operator+(f32x16 a, f32x16 b) { BOTH(_mm256_add_ps(a.v[i], b.v[i])); }
 INLINE f32x16 operator-(f32x16 a, f32x16 b) { BOTH(_mm256_sub_ps(a.v[i], b.v[i])); }
 INLINE f32x16 operator*(f32x16 a, f32x16 b) { BOTH(_mm256_mul_ps(a.v[i], b.v[i])); }
@@ -155,9 +155,7 @@ INLINE void store(bf16* p, f32x16 x) { for (int i = 0; i < LANES; i++) from_floa
 INLINE void store(f16* p, f32x16 x) {
   for (int i = 0; i < LANES; i++) { _Float16 h = static_cast<_Float16>(x.v[i]); std::memcpy(p + i, &h, 2); }
 }
-INLINE void load_pairs(const bf16* p, f32x16& first, f32x16& second) {
-  for (int i = 0; i < LANES; i++) { first.v[i] = to_float(p[2 * i]); second.v[i] = to_float(p[2 * i + 1]); }
-}
+INLINE f32x16 load_pair(const bf16* p, int odd) { LANEWISE(to_float(p[2 * i + odd])); }
 INLINE f32x16 operator+(f32x16 a, f32x16 b) { LANEWISE(a.v[i] + b.v[i]); }
 INLINE f32x16 operator-(f32x16 a, f32x16 b) { LANEWISE(a.v[i] - b.v[i]); }
 INLINE f32x16 operator*(f32x16 a, f32x16 b) { LANEWISE(a.v[i] * b.v[i]); }

@@ -107,7 +107,8 @@ def test_low_precision_stays_near(family: str, dtype: str, tmp_path: Path) -> No
 def test_gemma_rounds_the_embedding_scale_to_its_dtype(tmp_path: Path) -> None:
     save_model(make_model("gemma3", hidden_size=40), tmp_path)
     embedding = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).model.embed_tokens
-    decoder = load_model(str(tmp_path), dtype="bfloat16").decoder
+    decoder = load_model(str(tmp_path), dtype="bfloat16", cpu_step="torch").decoder
+    assert isinstance(decoder, Decoder)
     assert decoder.config.embedding_scale == 6.3125  # sqrt(40) = 6.3246 in bf16
     rows = decoder.weights.embedding * decoder.config.embedding_scale
     assert torch.equal(rows, embedding(torch.arange(decoder.config.vocab_size)))

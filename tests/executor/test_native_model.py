@@ -1,0 +1,129 @@
+"""The native CPU step: a row's bits hang on it alone; near torch in every dtype; no weight twice; when torch serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_svc.model import Decoder, NativeDecoder, load_model
+from executor_svc.model import native as native_module
+from executor_svc.model.native import NativeDecoder as Native
+from kernels.native import build as build_module
+from kernels.native.isa import VARIABLE, usable_isas
+from kernels.native.library import load
+from tests.executor.paged_driver import generate, prompt_logits
+from tests.executor.tiny_models import FAMILIES, MORE_FAMILIES, make_model, save_model
+
+pytestmark = pytest.mark.skipif(not usable_isas(), reason="the native step is not for this machine")
+DENSE = [family for family in {**FAMILIES, **MORE_FAMILIES} if family not in ("mixtral", "qwen3_moe")]
+LENGTHS = (300, 1, 7, 64, 2, 33, 17)
+
+
+def prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(4, 260, (length,), generator=generator).tolist() for length in lengths]
+
+
+def native(folder: Path, dtype: str) -> NativeDecoder:
+    decoder = load_model(str(folder), dtype=dtype).decoder
+    assert isinstance(decoder, NativeDecoder)
+    return decoder
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family", DENSE)
+def test_near_the_torch_step(family: str, dtype: str, tmp_path: Path) -> None:
+    save_model(make_model(family), tmp_path)
+    torch_step = load_model(str(tmp_path), dtype=dtype, cpu_step="torch").decoder
+    assert isinstance(torch_step, Decoder)
+    tokens = prompts()[0][:70]
+    expected, found = prompt_logits(torch_step, tokens), prompt_logits(native(tmp_path, dtype), tokens)
+    difference = (found - expected).abs().max() / expected.abs().max()
+    assert float(difference) < (1e-5 if dtype == "float32" else 3e-2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("family", ["smollm", "mistral", "gemma2"])
+def test_bits_do_not_depend_on_company_chunks_or_threads(family: str, dtype: str, tmp_path: Path) -> None:
+    decoder = native(save_model(make_model(family), tmp_path), dtype)
+    texts = prompts()
+    alone = [generate(decoder, [text], 3, chunk=1000, block_size=16)[0] for text in texts]
+    try:
+        for count, chunk, block_size, threads in ((7, 9, 8, 1), (2, 64, 5, 2), (7, 1000, 16, 2)):
+            torch.set_num_threads(threads)
+            together = generate(decoder, texts[:count], 3, chunk=chunk, block_size=block_size)
+            for stream, other in zip(together, alone, strict=False):
+                assert torch.equal(torch.stack(stream.logits), torch.stack(other.logits)), (count, chunk, threads)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_many_rows_are_each_as_alone(tmp_path: Path) -> None:
+    decoder = native(save_model(make_model("llama"), tmp_path), "bfloat16")
+    texts = prompts(tuple(range(1, 33)))
+    together = generate(decoder, texts, 2, chunk=3, block_size=16)
+    for text, stream in zip(texts, together, strict=True):
+        (alone,) = generate(decoder, [text], 2, chunk=1000, block_size=16)
+        assert torch.equal(torch.stack(stream.logits), torch.stack(alone.logits)), len(text)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_no_matrix_is_held_twice(tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the decoder holds is one copy of each matrix; what it was given it has let go of."""
+    save_model(make_model("llama", tie_word_embeddings=tied), tmp_path)
+    given: list[native_module.Weights] = []
+    construct = Native.__init__
+
+    def watch(self: Native, config, weights, library) -> None:  # type: ignore[no-untyped-def]
+        given.append(weights)
+        construct(self, config, weights, library)
+
+    monkeypatch.setattr(Native, "__init__", watch)
+    decoder = native(tmp_path, "bfloat16")
+    hidden, inner, vocab, qkv = 64, 96, 512, 128
+    layer = hidden * (qkv + hidden + 2 * inner + inner)
+    assert decoder.packed_bytes == 2 * (2 * layer + vocab * hidden * (1 if tied else 2))
+    (weights,) = given
+    assert not weights.layers and not weights.embedding.numel() and not weights.lm_head.weight.numel()
+
+
+def test_an_index_out_of_range_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    decoder = native(save_model(make_model("llama"), tmp_path), "float32")
+    with pytest.raises(IndexError, match="token id"):
+        prompt_logits(decoder, [5, 512])
+
+
+class TestTorchServes:
+    def served(self, folder: Path, **options: str) -> type:
+        return type(load_model(str(folder), **options).decoder)  # type: ignore[arg-type]
+
+    def test_what_is_not_done(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        assert self.served(save_model(make_model("mixtral"), tmp_path)) is Decoder
+        assert "experts" in capfd.readouterr().out
+
+    def test_when_asked_to(self, tmp_path: Path) -> None:
+        save_model(make_model("llama"), tmp_path)
+        assert self.served(tmp_path, cpu_step="torch") is Decoder
+        assert self.served(tmp_path, kv_cache_dtype="fp8") is Decoder
+
+    def test_without_a_compiler(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        save_model(make_model("llama"), tmp_path / "model")
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        monkeypatch.setenv(build_module.CACHE_VARIABLE, str(tmp_path / "empty"))
+        load.cache_clear()
+        assert self.served(tmp_path / "model") is Decoder
+        assert "no C++ compiler" in capfd.readouterr().out
+
+    def test_with_an_instruction_set_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(VARIABLE, "neon")
+        assert self.served(save_model(make_model("llama"), tmp_path)) is Decoder
+
+
+def test_the_fingerprint_does_not_depend_on_the_step(tmp_path: Path) -> None:
+    save_model(make_model("llama"), tmp_path)
+    cards = [load_model(str(tmp_path), cpu_step=step).card for step in ("native", "torch")]  # type: ignore[arg-type]
+    assert cards[0].fingerprint == cards[1].fingerprint
