@@ -74,6 +74,7 @@ def load_model(
         digest = pool.submit(model_fingerprint, config_file, files, numbers)
         weights = load_weights(model or SafetensorsCheckpoint(place), config, _device(device))
         decoder = make_decoder(config, weights, cpu_step, kv_cache_dtype)
+        del weights
         loaded = time.monotonic()
         if model:
             card = build_gguf_card(model, config, digest.result(), served_name)

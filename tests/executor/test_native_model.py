@@ -1,4 +1,4 @@
-"""The native CPU step: a row's bits hang on it alone, in every dtype; near torch; no weight twice; when torch serves"""
+"""The native CPU step: a row's bits hang on it alone; near torch in every dtype; no weight twice; when torch serves."""
 
 from __future__ import annotations
 
