@@ -38,7 +38,7 @@ class Decoder {
   Decoder(const Op* ops, int64_t count, const int64_t* widths, int64_t buffers) : ops_(ops, ops + count), buffers_(buffers) {
     for (size_t i = 0; i < buffers_.size(); i++) {
       buffers_[i].width = widths[i];
-      buffers_[i].stride = padded(widths[i], K_MULTIPLE);
+      buffers_[i].stride = row_stride(widths[i]);
     }
   }
 
