@@ -174,6 +174,7 @@ class Decoder {
 
 using namespace gilir;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int64_t gilir_packed_size(int64_t n, int64_t k) { return padded(n, PANEL) * padded(k, K_MULTIPLE); }
@@ -203,3 +204,4 @@ int32_t gilir_run(void* decoder, const Batch* batch) {
 }
 
 }
+#pragma GCC visibility pop
