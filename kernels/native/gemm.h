@@ -1,16 +1,22 @@
 // Linear layers.
 //
-// An output is one chain of fused multiply-adds over rising k, whatever the number of rows and threads. Threads share
-// the output columns.
+// An output is one chain of fused multiply-adds over rising k, whatever the number of rows and threads; with AMX, sums
+// over steps of 32, added up over rising k. Threads share the output columns.
 #pragma once
 #include "gemm_few.h"
 #include "gemm_many.h"
+#if defined(GILIR_AMX) || defined(GILIR_EMULATE_AMX)
+#include "gemm_amx.h"
+#endif
 
 namespace gilir {
 
 template <class T> void linear(const Linear<T>& op, int thread, int threads) {
   const Share share(op.weight.panels(), thread, threads);
   if (op.rows == 0) return;  // no logits are wanted
+#if defined(GILIR_AMX) || defined(GILIR_EMULATE_AMX)
+  if constexpr (std::is_same_v<T, bf16>) return linear_by_tiles(op, share);
+#endif
   if (op.rows <= FEW_ROWS) return linear_of_few(op, share);
   linear_of_many(op, share);
 }

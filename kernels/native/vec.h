@@ -11,7 +11,11 @@
 #include <immintrin.h>
 #endif
 
+#if defined(GILIR_EMULATE)
+#define UNROLL  // it would cost the compiler more time than it saves
+#else
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
 #define INLINE inline __attribute__((always_inline))
 
 namespace gilir {
