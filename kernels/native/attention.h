@@ -14,6 +14,7 @@ namespace gilir {
 constexpr int PART = 256;
 constexpr int MAX_QUERIES = 16;  // rows of one item: (query, head) pairs that share a KV head
 constexpr int KEYS = 8;          // keys whose scores are summed up together
+constexpr int KEYS_AHEAD = 32;   // keys that are being fetched: about what the memory's latency lasts
 
 template <class T> struct Attention {
   const Activation<T>* q;  // [T, heads * head_dim]
@@ -87,6 +88,11 @@ template <class T> void load_queries(const Attention<T>& op, const AttentionItem
     }
 }
 
+// Fetches a head of a key or value.
+template <int LEVEL, class T> INLINE void fetch_head(const T* head, int head_dim) {
+  for (int i = 0; i < head_dim; i += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(head + i, 0, LEVEL);
+}
+
 // A part's keys: it begins at position `begin`; keys from `first` up to `count` of it are read.
 struct Part { int begin, first, count; };
 
@@ -99,13 +105,14 @@ void score_keys(const Attention<T>& op, int kv_head, Part part, AttentionScratch
     s.slots[i] = (static_cast<int64_t>(table[block]) * op.block_size + offset) * token + kv_head * op.head_dim;
     if (++offset == op.block_size) offset = 0, block++;
   }
+  for (int key = part.first; key < std::min(part.first + KEYS_AHEAD, count); key++)
+    fetch_head<3>(op.k_cache + s.slots[key], op.head_dim);
   for (int key = part.first; key < count; key += KEYS) {
     const int here = std::min(KEYS, count - key);
     for (int j = 0; j < here; j++) {
       const T* k = op.k_cache + s.slots[key + j];
-      __builtin_prefetch(op.v_cache + s.slots[key + j]);
-      if (sizeof(T) * op.head_dim > 64) __builtin_prefetch(op.v_cache + s.slots[key + j] + 64 / sizeof(T));
-      if (key + KEYS + j < count) __builtin_prefetch(op.k_cache + s.slots[key + KEYS + j]);
+      fetch_head<2>(op.v_cache + s.slots[key + j], op.head_dim);
+      if (key + KEYS_AHEAD + j < count) fetch_head<3>(op.k_cache + s.slots[key + KEYS_AHEAD + j], op.head_dim);
       for (int d = 0; d < op.head_dim; d += LANES)
         store(s.keys + j * width + d, load_part(k + d, op.head_dim - d));
     }
@@ -164,11 +171,9 @@ void weigh_values(const T* v_cache, const AttentionScratch& s, int row, Part par
   const bool whole = d + C * LANES <= head_dim;
   for (int key = part.first; key < part.count; key++) {
     const T* v = v_cache + s.slots[key] + d;
-    f32x16 value[C];
-    UNROLL for (int c = 0; c < C; c++) value[c] = whole ? load(v + c * LANES) : load_part(v + c * LANES, head_dim - d);
-    UNROLL for (int m = 0; m < M; m++) {
-      f32x16 weight = set1(weights[m * PART + key]);
-      UNROLL for (int c = 0; c < C; c++) sum[m][c] = fma(weight, value[c], sum[m][c]);
+    UNROLL for (int c = 0; c < C; c++) {  // one value at a time: there are no registers to keep two in
+      f32x16 value = whole ? load(v + c * LANES) : load_part(v + c * LANES, head_dim - d);
+      UNROLL for (int m = 0; m < M; m++) sum[m][c] = fma(set1(weights[m * PART + key]), value, sum[m][c]);
     }
   }
   UNROLL for (int m = 0; m < M; m++)

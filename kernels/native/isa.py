@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from dataclasses import dataclass
@@ -25,8 +26,12 @@ _AVX2 = frozenset(("avx2", "fma", "f16c"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 _AVX512_FLAGS = (*_AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+_AMX = _AVX512 | {"amx_tile", "amx_bf16"}
+_AMX_FLAGS = (*_AVX512_FLAGS, "-mamx-tile", "-mamx-bf16", "-DGILIR_AMX")
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 ISAS = (
+    Isa("amx-bf16", _AMX, _AMX_FLAGS),
     Isa("avx512", _AVX512, _AVX512_FLAGS),
     Isa("avx2", _AVX2, _AVX2_FLAGS),
 )
@@ -45,7 +50,7 @@ def usable_isas(cpu_info: str | None = None, machine: str | None = None) -> list
         except OSError:
             cpu_info = ""
     flags = _cpu_flags(cpu_info) if (machine or platform.machine()) in ("x86_64", "AMD64") else set()
-    found = [isa for isa in ISAS if isa.needs <= flags]
+    found = [isa for isa in ISAS if isa.needs <= flags and (isa.name != "amx-bf16" or amx_permitted())]
     wanted = os.environ.get(VARIABLE, "")
     if not wanted:
         return found
@@ -55,6 +60,12 @@ def usable_isas(cpu_info: str | None = None, machine: str | None = None) -> list
     if not chosen:
         raise ValueError(f"{VARIABLE}={wanted}: this CPU lacks it")
     return chosen
+
+
+def amx_permitted() -> bool:
+    """Asks Linux for the tile registers, which a process must do before it uses them; whether it has them now."""
+    call = ctypes.CDLL(None).syscall
+    return int(call(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)) == 0
 
 
 def _cpu_flags(cpu_info: str) -> set[str]:

@@ -38,7 +38,7 @@ class Decoder {
   Decoder(const Op* ops, int64_t count, const int64_t* widths, int64_t buffers) : ops_(ops, ops + count), buffers_(buffers) {
     for (size_t i = 0; i < buffers_.size(); i++) {
       buffers_[i].width = widths[i];
-      buffers_[i].stride = padded(widths[i], K_MULTIPLE);
+      buffers_[i].stride = row_stride(widths[i]);
     }
   }
 
@@ -174,6 +174,7 @@ class Decoder {
 
 using namespace gilir;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int64_t gilir_packed_size(int64_t n, int64_t k) { return padded(n, PANEL) * padded(k, K_MULTIPLE); }
@@ -203,3 +204,4 @@ int32_t gilir_run(void* decoder, const Batch* batch) {
 }
 
 }
+#pragma GCC visibility pop

@@ -11,7 +11,11 @@
 #include <immintrin.h>
 #endif
 
+#if defined(GILIR_EMULATE)
+#define UNROLL  // it would cost the compiler more time than it saves
+#else
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
 #define INLINE inline __attribute__((always_inline))
 
 namespace gilir {
@@ -54,6 +58,14 @@ INLINE void store(bf16* p, f32x16 x) {
   u = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, odd), _mm512_set1_epi32(0x7fff)), 16);
   u = _mm512_mask_mov_epi32(u, _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(u));
+}
+INLINE f32x16 round_to_bf16(f32x16 x) {
+  __m512i u = _mm512_castps_si512(x.v);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  u = _mm512_add_epi32(_mm512_add_epi32(u, odd), _mm512_set1_epi32(0x7fff));
+  u = _mm512_and_si512(u, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+  u = _mm512_mask_mov_epi32(u, _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc00000));
+  return {_mm512_castsi512_ps(u)};
 }
 INLINE void store(f16* p, f32x16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
@@ -110,6 +122,15 @@ INLINE void store(bf16* p, f32x16 x) {
   __m256i packed = _mm256_packus_epi32(bf16_bits(x.v[0]), bf16_bits(x.v[1]));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
+INLINE __m256 round_to_bf16(__m256 x) {
+  __m256i u = _mm256_castps_si256(x);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  u = _mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff));
+  u = _mm256_and_si256(u, _mm256_set1_epi32(static_cast<int>(0xffff0000)));
+  return _mm256_blendv_ps(_mm256_castsi256_ps(u), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
+                          _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+INLINE f32x16 round_to_bf16(f32x16 x) { BOTH(round_to_bf16(x.v[i])); }
 INLINE void store(f16* p, f32x16 x) {
   UNROLL for (int i = 0; i < 2; i++)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8 * i), _mm256_cvtps_ph(x.v[i], _MM_FROUND_TO_NEAREST_INT));
@@ -152,6 +173,11 @@ INLINE f32x16 load(const bf16* p) { LANEWISE(to_float(p[i])); }
 INLINE f32x16 load(const f16* p) { LANEWISE(half_to_float(p[i].bits)); }
 INLINE void store(float* p, f32x16 x) { for (int i = 0; i < LANES; i++) p[i] = x.v[i]; }
 INLINE void store(bf16* p, f32x16 x) { for (int i = 0; i < LANES; i++) from_float(x.v[i], p + i); }
+INLINE f32x16 round_to_bf16(f32x16 x) {
+  f32x16 r;
+  for (int i = 0; i < LANES; i++) { bf16 v; from_float(x.v[i], &v); r.v[i] = to_float(v); }
+  return r;
+}
 INLINE void store(f16* p, f32x16 x) {
   for (int i = 0; i < LANES; i++) { _Float16 h = static_cast<_Float16>(x.v[i]); std::memcpy(p + i, &h, 2); }
 }
@@ -222,6 +248,7 @@ template <class T> INLINE f32x16 round_to(f32x16 x) {
   return load(v);
 }
 template <> INLINE f32x16 round_to<float>(f32x16 x) { return x; }
+template <> INLINE f32x16 round_to<bf16>(f32x16 x) { return round_to_bf16(x); }
 template <class T> INLINE float round_to(float x) {
   T v;
   from_float(x, &v);

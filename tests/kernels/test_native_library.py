@@ -29,13 +29,20 @@ class TestIsa:
         [
             (AVX512, "x86_64", ["avx512", "avx2"]),
             (f"{FLAGS} avx512f", "x86_64", ["avx2"]),
+            (f"{AVX512} amx_tile amx_bf16", "x86_64", ["amx-bf16", "avx512", "avx2"]),
             ("sse2 avx2", "x86_64", []),
             (AVX512, "aarch64", []),
         ],
     )
     def test_what_a_cpu_runs(self, flags: str, machine: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(VARIABLE, raising=False)
+        monkeypatch.setattr(isa_module, "amx_permitted", lambda: True)
         assert [isa.name for isa in usable_isas(f"flags\t\t: {flags}\n", machine)] == names
+
+    def test_tiles_that_the_system_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+        monkeypatch.setattr(isa_module, "amx_permitted", lambda: False)
+        assert [isa.name for isa in usable_isas(f"flags: {AVX512} amx_tile amx_bf16\n", "x86_64")] == ["avx512", "avx2"]
 
     def test_the_variable_chooses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(VARIABLE, "avx2")
@@ -97,9 +104,10 @@ class TestBuild:
 
 
 def reference_bits(library: Library, rows: int) -> torch.Tensor:
-    """fp32 [rows, 90]: a linear layer of odd sizes behind a gate, all rows at once."""
+    """fp32 [rows <= 80, 90]: a linear layer of odd sizes behind a gate, all rows at once."""
     generator = torch.Generator().manual_seed(1)
-    table, weight = (torch.randn(n, k, generator=generator).to(library.dtype) for n, k in ((rows, 140), (90, 70)))
+    weight, table = (torch.randn(n, k, generator=generator).to(library.dtype) for n, k in ((90, 70), (80, 140)))
+    table = table[:rows]
     packed = [torch.empty(library.packed_size(*part.shape), dtype=library.dtype) for part in (table, weight)]
     for part, target in zip((table, weight), packed, strict=True):
         library.pack(part, target)
@@ -144,6 +152,20 @@ class TestVariants:
         assert self_check(emulated)
         for rows in (1, 2, 3, 5, 6, 7, 13, 33):
             assert torch.equal(reference_bits(emulated, rows), reference_bits(avx2, rows)), rows
+
+    def test_emulated_tiles(self, avx2: Library) -> None:
+        """AMX by the arithmetic of its manual: near the other kernels, and each row as alone, on one thread or two."""
+        emulated = Library(build((*QUICK, "-mavx2", "-mfma", "-mf16c", "-DGILIR_EMULATE_AMX")), torch.bfloat16)
+        assert self_check(emulated)
+        whole = reference_bits(emulated, 65)
+        torch.testing.assert_close(whole, reference_bits(avx2, 65), rtol=1e-2, atol=1e-1)
+        threads = torch.get_num_threads()
+        try:
+            for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64):
+                torch.set_num_threads(1 + rows % 2)
+                assert torch.equal(reference_bits(emulated, rows), whole[:rows]), rows
+        finally:
+            torch.set_num_threads(threads)
 
     @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa.name != "avx2"], ids=lambda isa: isa.name)
     def test_compiles_for_machines_that_are_not_here(self, isa: isa_module.Isa) -> None:
