@@ -9,7 +9,7 @@ import torch
 
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import Decoder
-from executor_svc.model.native import NativeDecoder, obstacle
+from executor_svc.model.native import NativeDecoder, eight_bits, obstacle
 from executor_svc.model.weights import Weights
 from kernels.native.build import BuildError
 from kernels.native.isa import usable_isas
@@ -33,15 +33,18 @@ def make_decoder(
     reason = obstacle(config, weights) or ("an fp8 KV cache" if kv_cache_dtype != "auto" else None)
     library = None
     if reason is None:
-        library, reason = find_library(config.dtype)
+        library, reason = find_library(config.dtype, eight_bits(config))
     if library is None:
         log.warning("torch serves the model instead of the native CPU step", reason=reason)
         return Decoder(config, weights)
     return NativeDecoder(config, weights, library)
 
 
-def find_library(dtype: torch.dtype) -> tuple[Library | None, str]:
-    """The kernels of the best instruction set that compiles, loads and passes its check; else None and the reason."""
+def find_library(dtype: torch.dtype, weights: torch.dtype | None = None) -> tuple[Library | None, str]:
+    """The kernels of the best instruction set that compiles, loads and passes its check; else None and the reason.
+
+    weights: what linear layers store them in, if in eight bits.
+    """
     reason = "no instruction set that the kernels are written for"
     try:
         isas = usable_isas()
@@ -49,7 +52,7 @@ def find_library(dtype: torch.dtype) -> tuple[Library | None, str]:
         return None, str(error)
     for isa in isas:
         try:
-            library = load(isa, dtype)
+            library = load(isa, dtype, weights)
             if self_check(library):
                 return library, ""
             reason = f"{isa.name}: the kernels do not compute what torch does"

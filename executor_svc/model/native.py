@@ -13,26 +13,31 @@ from executor_svc.kv_cache import KVCache
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.linear import Linear
 from executor_svc.model.rope import cos_sin_table
-from executor_svc.model.weights import LayerWeights, Weights
+from executor_svc.model.weights import LayerWeights, MoEWeights, Weights
 from kernels import AttentionBatch
-from kernels.native.library import LOGITS, Batch, Kind, Library, Op
+from kernels.native.library import ACTIVATIONS, LOGITS, Batch, Kind, Library, Op
+from kernels.quantized_linear import QUANTIZED_DTYPES
 
 log = structlog.get_logger()
 
 HIDDEN, NORMED, QKV, ATTENDED, GATE_UP, GATED, BLOCK, HIDDEN_TAKEN, ATTENDED_TAKEN = range(9)
 """Buffers. HIDDEN is the residual stream, BLOCK a block's output where a norm stands before the stream."""
+ROUTER, PAIRS, PAIRS_GATE_UP, PAIRS_GATED, PAIRS_OUT = range(9, 14)
+"""Buffers of sparse layers: router logits; for each pair of a row and one of its experts what the MLP has."""
 
 
 def obstacle(config: ModelConfig, weights: Weights) -> str | None:
     """What the model asks that the native step does not do; None when it does everything."""
     linears = [weights.lm_head, *(linear for layer in weights.layers for linear in layer.linears())]
-    if config.num_experts:
-        return "experts"
-    if config.attention_sinks:
-        return "attention sinks"
-    if any(type(linear) is not Linear or linear.weight.dtype != config.dtype for linear in linears):
-        return "quantised weights"
+    dtypes = {config.dtype, eight_bits(config)}
+    if any(type(linear) is not Linear or linear.weight.dtype not in dtypes for linear in linears):
+        return "a kind of linear layer"
     return None
+
+
+def eight_bits(config: ModelConfig) -> torch.dtype | None:
+    """What the library must have beside the model's dtype."""
+    return None if config.quantization == "none" else QUANTIZED_DTYPES[config.quantization]
 
 
 class NativeDecoder:
@@ -46,7 +51,7 @@ class NativeDecoder:
         self.config, self.dtype, self.device = config, config.dtype, torch.device("cpu")
         self._library = library
         self._kept: list[torch.Tensor] = []
-        self._memory = _Memory(_packed_elements(library, weights) * config.dtype.itemsize)
+        self._memory = _Memory(_packed_bytes(library, weights))
         self._tables = {
             rope: self._keep(cos_sin_table(rope, config.head_dim, config.max_model_len))
             for rope in {layer.rope for layer in config.layers}
@@ -129,7 +134,10 @@ class NativeDecoder:
         attended = config.num_heads * config.head_dim
         qkv = attended + 2 * config.num_kv_heads * config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
-        return [hidden, hidden, qkv, attended, 2 * inner, inner, hidden, hidden, attended]
+        widths = [hidden, hidden, qkv, attended, 2 * inner, inner, hidden, hidden, attended]
+        if config.num_experts:
+            widths += [config.num_experts, hidden, 2 * config.expert_size, config.expert_size, hidden]
+        return widths
 
     def _ops(self, weights: Weights) -> list[Op]:
         """Empties `weights` on the way."""
@@ -162,23 +170,59 @@ class NativeDecoder:
             counts = (1, 1) if config.wide_qk_norm else (config.num_heads, config.num_kv_heads)
             ops.append(self._norm(QKV, QKV, layer.q_norm, count=counts[0]))
             ops.append(self._norm(QKV, QKV, layer.k_norm, count=counts[1], offset=keys))
-        ops += self._attention(index)
+        ops += self._attention(index, layer.sinks)
         hidden, attended = HIDDEN, ATTENDED
         if index == config.num_layers - 1:  # behind the last attention only these rows matter
             hidden, attended = HIDDEN_TAKEN, ATTENDED_TAKEN
             ops.append(Op(kind=Kind.TAKE_ROWS, input=HIDDEN, output=hidden))
             ops.append(Op(kind=Kind.TAKE_ROWS, input=ATTENDED, output=attended))
         ops += self._join(attended, hidden, layer.o, layer.post_attention_norm)
-        assert layer.gate_up is not None and layer.down is not None
         read, source = self._read(hidden, layer.pre_mlp_norm)
-        ops += [
-            *read,
-            self._linear(source, GATE_UP, layer.gate_up),
-            Op(kind=Kind.GATED, input=GATE_UP, output=GATED, flag=int(config.activation == "gelu_tanh")),
-        ]
+        ops += read
+        if layer.moe is not None:
+            return [*ops, *self._mixture(source, layer.moe), *self._add(hidden, layer.post_mlp_norm)]
+        assert layer.gate_up is not None and layer.down is not None
+        activation = ACTIVATIONS[config.activation]
+        ops.append(self._linear(source, GATE_UP, layer.gate_up))
+        ops.append(Op(kind=Kind.GATED, input=GATE_UP, output=GATED, flag=activation))
         return ops + self._join(GATED, hidden, layer.down, layer.post_mlp_norm)
 
-    def _attention(self, index: int) -> list[Op]:
+    def _mixture(self, source: int, moe: MoEWeights) -> list[Op]:
+        """A sparse layer's MLP, into BLOCK: pairs of a row and one of its experts, sorted by expert; then their sum."""
+        config, each = self.config, self.config.experts_per_token
+        route = {"experts": config.num_experts, "count": each, "flag": int(config.renormalize_experts)}
+        gate_up = self._experts(PAIRS, PAIRS_GATE_UP, moe.gate_up, moe.gate_up_bias)
+        down = self._experts(PAIRS_GATED, PAIRS_OUT, moe.down, moe.down_bias)
+        moe.gate_up = moe.down = torch.empty(0)
+        activation = ACTIVATIONS[config.activation]
+        return [
+            self._linear(source, ROUTER, moe.router),
+            Op(kind=Kind.ROUTE, input=ROUTER, output=ROUTER, **route),
+            Op(kind=Kind.GROUP),
+            Op(kind=Kind.EXPAND, input=source, output=PAIRS, pairs=each),
+            gate_up,
+            Op(kind=Kind.GATED, input=PAIRS_GATE_UP, output=PAIRS_GATED, flag=activation, pairs=each),
+            down,
+            Op(kind=Kind.COMBINE, input=PAIRS_OUT, output=BLOCK),
+        ]
+
+    def _experts(self, source: int, target: int, weight: torch.Tensor, bias: torch.Tensor | None) -> Op:
+        """weight: [E, outputs, inputs]; bias: [E, outputs] or None."""
+        experts, outputs, inputs = weight.shape
+        packed = [self._pack(expert) for expert in weight]
+        return Op(
+            kind=Kind.EXPERTS,
+            input=source,
+            output=target,
+            experts=experts,
+            pairs=self.config.experts_per_token,
+            n=outputs,
+            k=inputs,
+            weight=packed[0],
+            bias=self._pointer(bias),
+        )
+
+    def _attention(self, index: int, sinks: torch.Tensor | None) -> list[Op]:
         config, layer = self.config, self.config.layers[index]
         shape = {
             "heads": config.num_heads,
@@ -197,6 +241,7 @@ class NativeDecoder:
                 window=layer.window,
                 scale=config.attention_scale,
                 softcap=config.attention_softcap,
+                weight=self._pointer(sinks),
                 **shape,
             ),
         ]
@@ -207,22 +252,35 @@ class NativeDecoder:
 
     def _join(self, source: int, stream: int, linear: Linear, post_norm: torch.Tensor | None) -> list[Op]:
         """A block's last linear layer, added to the residual stream."""
-        scale = self.config.residual_scale
         if post_norm is None:
-            return [self._linear(source, stream, linear, add=True, scale=scale)]
-        ops = [self._linear(source, BLOCK, linear), self._norm(BLOCK, BLOCK, post_norm)]
+            return [self._linear(source, stream, linear, add=True, scale=self.config.residual_scale)]
+        return [self._linear(source, BLOCK, linear), *self._add(stream, post_norm)]
+
+    def _add(self, stream: int, post_norm: torch.Tensor | None) -> list[Op]:
+        """Adds BLOCK to the residual stream."""
+        scale = self.config.residual_scale
+        ops = [] if post_norm is None else [self._norm(BLOCK, BLOCK, post_norm)]
         if scale != 1.0:
             ops.append(Op(kind=Kind.SCALE, input=BLOCK, output=BLOCK, scale=scale))
         return [*ops, Op(kind=Kind.ADD, input=BLOCK, output=stream)]
 
     def _linear(self, source: int, target: int, linear: Linear, *, add: bool = False, scale: float = 1.0) -> Op:
         outputs, inputs = linear.weight.shape
+        quantized = linear.weight.dtype != self.dtype
         weight = self._pack(linear.weight)
         linear.weight = torch.empty(0)
-        bias = self._pointer(linear.bias)
-        size = {"n": outputs, "k": inputs}
         return Op(
-            kind=Kind.LINEAR, input=source, output=target, flag=int(add), scale=scale, weight=weight, bias=bias, **size
+            kind=Kind.LINEAR,
+            input=source,
+            output=target,
+            flag=int(add),
+            scale=scale,
+            n=outputs,
+            k=inputs,
+            eight_bits=int(quantized),
+            weight=weight,
+            bias=self._pointer(linear.bias),
+            table=self._pointer(linear.scale),
         )
 
     def _norm(self, source: int, target: int, weight: torch.Tensor, *, count: int = 1, offset: int = 0) -> Op:
@@ -259,10 +317,12 @@ class _Memory:
         return found
 
 
-def _packed_elements(library: Library, weights: Weights) -> int:
+def _packed_bytes(library: Library, weights: Weights) -> int:
     matrices = [weights.embedding]
     if weights.lm_head.weight is not weights.embedding:
         matrices.append(weights.lm_head.weight)
     for layer in weights.layers:
         matrices += [linear.weight for linear in layer.linears()]
-    return sum(library.packed_size(*matrix.shape) for matrix in matrices)
+        if layer.moe is not None:
+            matrices += [layer.moe.router.weight, *layer.moe.gate_up, *layer.moe.down]
+    return sum(library.packed_size(*matrix.shape) * matrix.dtype.itemsize for matrix in matrices)

@@ -26,6 +26,7 @@ template <class T> struct Attention {
   int64_t table_stride;
   int block_size, heads, kv_heads, head_dim, window;
   float scale, softcap;
+  const T* sinks;  // [heads], or null: for each head the score of a key without a value
 };
 
 // A run of queries of one sequence and of heads of one KV head.
@@ -251,10 +252,20 @@ struct Parts {
   }
 };
 
+// What stands before the first part: nothing, or the head's sink. total: [rows, width].
+template <class T>
+void begin_rows(const Attention<T>& op, const AttentionItem& item, float* total, Joined* joined, int64_t width) {
+  std::fill(joined, joined + MAX_QUERIES, Joined{-INF, 0.0f});
+  if (op.sinks == nullptr) return;
+  std::fill(total, total + MAX_QUERIES * width, 0.0f);
+  for (int row = 0; row < item.queries * item.heads; row++)
+    joined[row] = {to_float(op.sinks[item.head + row % item.heads]), 1.0f};
+}
+
 template <class T> void attend(const Attention<T>& op, const AttentionItem& item, AttentionScratch& s) {
   load_queries(op, item, s);
   Joined joined[MAX_QUERIES], other[MAX_QUERIES];
-  std::fill(joined, joined + MAX_QUERIES, Joined{-INF, 0.0f});
+  begin_rows(op, item, s.out, joined, s.width);
   const Parts parts = Parts::of(op, item);
   for (int index = 0; index < parts.count; index++) {
     attend_part(op, item, parts[index], s, s.part, other);
@@ -289,7 +300,7 @@ struct SplitAttention {
   void finish(const Attention<T>& op, const std::vector<AttentionItem>& items, int64_t index, AttentionScratch& s) const {
     const AttentionItem& item = items[static_cast<size_t>(index)];
     Joined total[MAX_QUERIES];
-    std::fill(total, total + MAX_QUERIES, Joined{-INF, 0.0f});
+    begin_rows(op, item, s.out, total, width);
     const int count = Parts::of(op, item).count, rows = item.queries * item.heads;
     for (int part = 0; part < count; part++)
       for (int row = 0; row < rows; row++) {

@@ -13,6 +13,7 @@ from kernels.native.build import build
 from kernels.native.isa import Isa
 
 C_TYPES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
+EIGHT_BIT_C_TYPES = {torch.int8: "i8", torch.float8_e4m3fn: "e4m3"}
 LOGITS = -1
 """As `Op.output`: the caller's fp32 tensor."""
 
@@ -33,6 +34,15 @@ class Kind(IntEnum):
     """Of the logits."""
     DIVIDE = 10
     """Of the logits."""
+    ROUTE = 11
+    GROUP = 12
+    EXPAND = 13
+    EXPERTS = 14
+    COMBINE = 15
+
+
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
+"""As `Op.flag` of GATED."""
 
 
 class Op(ctypes.Structure):
@@ -52,7 +62,9 @@ class Op(ctypes.Structure):
         ("head_dim", ctypes.c_int32),
         ("rotary", ctypes.c_int32),
         ("flag", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("eight_bits", ctypes.c_int32),
+        ("experts", ctypes.c_int32),
+        ("pairs", ctypes.c_int32),
         ("n", ctypes.c_int64),
         ("k", ctypes.c_int64),
         ("scale", ctypes.c_float),
@@ -82,8 +94,9 @@ class Batch(ctypes.Structure):
 class Library:
     """The kernels of one instruction set for one number format. Calls leave the interpreter lock."""
 
-    def __init__(self, path: Path, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, path: Path, dtype: torch.dtype, eight_bits: torch.dtype | None = None) -> None:
+        """eight_bits: what the weights of linear layers may be stored in instead of dtype."""
+        self.dtype, self.eight_bits = dtype, eight_bits
         self._functions = functions = ctypes.CDLL(str(path))
         functions.gilir_packed_size.restype = ctypes.c_int64
         functions.gilir_packed_size.argtypes = (ctypes.c_int64, ctypes.c_int64)
@@ -93,6 +106,7 @@ class Library:
             ctypes.c_int64,
             ctypes.c_int64,
             ctypes.c_void_p,
+            ctypes.c_int32,
             ctypes.c_int32,
         )
         functions.gilir_create.restype = ctypes.c_void_p
@@ -105,13 +119,18 @@ class Library:
         return int(self._functions.gilir_packed_size(outputs, inputs))
 
     def pack(self, weight: torch.Tensor, target: torch.Tensor) -> None:
-        """weight: [outputs, inputs]; target: [packed_size]; both of the library's dtype, contiguous."""
+        """weight: [outputs, inputs]; target: [packed_size], contiguous; both of the library's dtype, or both in eight
+        bits."""
         weight = weight.contiguous()
         outputs, inputs = weight.shape
-        if target.numel() != self.packed_size(outputs, inputs) or {weight.dtype, target.dtype} != {self.dtype}:
+        if target.numel() != self.packed_size(outputs, inputs) or not self._packs(weight.dtype, target.dtype):
             raise ValueError(f"cannot pack {weight.dtype} {tuple(weight.shape)} into {target.numel()} {target.dtype}")
         threads = torch.get_num_threads()
-        self._functions.gilir_pack(weight.data_ptr(), outputs, inputs, target.data_ptr(), threads)
+        eight_bits = int(weight.dtype == self.eight_bits)
+        self._functions.gilir_pack(weight.data_ptr(), outputs, inputs, target.data_ptr(), eight_bits, threads)
+
+    def _packs(self, given: torch.dtype, wanted: torch.dtype) -> bool:
+        return given == wanted and given in (self.dtype, self.eight_bits)
 
     def program(self, ops: list[Op], widths: list[int]) -> Program:
         """ops: in order; widths: columns of each buffer that they name."""
@@ -137,6 +156,13 @@ class Program:
 
 
 @cache
-def load(isa: Isa, dtype: torch.dtype) -> Library:
-    """The library, built where there is none yet. Raises `BuildError`, and OSError for one that cannot be loaded."""
-    return Library(build((*isa.compiler_flags, f"-DGILIR_DTYPE={C_TYPES[dtype]}")), dtype)
+def load(isa: Isa, dtype: torch.dtype, eight_bits: torch.dtype | None = None) -> Library:
+    """The library, built where there is none yet. Raises `BuildError`, and OSError for one that cannot be loaded.
+
+    eight_bits: int8 or float8_e4m3fn, where linear layers store their weights so. Compiled apart: each format takes
+    a set of products of its own, and few models need any.
+    """
+    flags = [f"-DGILIR_DTYPE={C_TYPES[dtype]}"]
+    if eight_bits is not None:
+        flags.append(f"-DGILIR_WEIGHTS={EIGHT_BIT_C_TYPES[eight_bits]}")
+    return Library(build((*isa.compiler_flags, *flags)), dtype, eight_bits)

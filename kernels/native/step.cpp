@@ -1,13 +1,16 @@
 // One forward pass of a decoder in one call: every thread walks the list of operations, with a barrier between two
 // that divide the work differently.
 //
-// Built once for each number format: GILIR_DTYPE is float, bf16 or f16.
+// Built once for each number format: GILIR_DTYPE is float, bf16 or f16; where weights are stored in eight bits,
+// GILIR_WEIGHTS is i8 or e4m3.
 #include <cstdlib>
 #include <memory>
 
 #include "attention.h"
+#include "experts.h"
 #include "gated_activation.h"
 #include "program.h"
+#include "quantized.h"
 #include "rms_norm.h"
 #include "rope.h"
 
@@ -16,14 +19,15 @@ namespace gilir {
 using T = GILIR_DTYPE;
 using A = Activation<T>;
 
-// Rows of activations. The columns up to the stride are 0 and stay so: matrix products read them.
+// Rows of activations, `each` for a row of the batch. The columns up to the stride are 0 and stay so: matrix products read them.
 struct Buffer {
-  int64_t width = 0, stride = 0, capacity = 0;
+  int64_t width = 0, stride = 0, each = 1, capacity = 0;
   A* data = nullptr;
   ~Buffer() { std::free(data); }
   A* row(int64_t index) const { return data + index * stride; }
   void reserve(int64_t rows) {
-    if (rows <= capacity) return;
+    rows *= each;
+    if (rows <= capacity || stride == 0) return;
     std::free(data);
     const size_t bytes = sizeof(A) * static_cast<size_t>(rows * stride);
     data = static_cast<A*>(std::aligned_alloc(64, static_cast<size_t>(padded(static_cast<int64_t>(bytes), 64))));
@@ -40,10 +44,15 @@ class Decoder {
       buffers_[i].width = widths[i];
       buffers_[i].stride = row_stride(widths[i]);
     }
+    for (const Op& op : ops_)
+      if (op.pairs > 0) buffers_[static_cast<size_t>(op.out)].each = op.pairs;
   }
 
   void run(const Batch& batch) {
-    for (auto& buffer : buffers_) buffer.reserve(std::max(batch.tokens, batch.taken));
+    const int64_t most_rows = std::max(batch.tokens, batch.taken);
+    for (auto& buffer : buffers_) buffer.reserve(most_rows);
+    for (const Op& op : ops_)
+      if (op.kind == Kind::ROUTE) routes_.reserve(most_rows, op.experts, op.count);
     prepare_attention(batch);
     Pool& pool = Pool::instance();
     const int threads = static_cast<int>(batch.threads);
@@ -56,10 +65,12 @@ class Decoder {
   }
 
  private:
-  static bool by_rows(const Op& op) { return op.kind != Kind::LINEAR && op.kind != Kind::ATTENTION; }
+  static bool by_rows(const Op& op) {
+    return op.kind != Kind::LINEAR && op.kind != Kind::ATTENTION && op.kind != Kind::GROUP && op.kind != Kind::EXPERTS;
+  }
   // Whether each thread goes on with the rows that it has just made.
   static bool shares_rows(const Op& op, const Op& next) {
-    return by_rows(op) && by_rows(next) && op.taken == next.taken && next.kind != Kind::TAKE_ROWS;
+    return by_rows(op) && by_rows(next) && op.taken == next.taken && op.pairs == next.pairs && next.kind != Kind::TAKE_ROWS;
   }
 
   void sync(Pool& pool) {
@@ -84,7 +95,10 @@ class Decoder {
   void run_op(const Op& op, const Batch& batch, int thread, int threads, Pool& pool) {
     if (op.kind == Kind::LINEAR) return run_linear(op, batch, thread, threads);
     if (op.kind == Kind::ATTENTION) return run_attention(op, batch, pool);
-    const Share rows(op.taken ? batch.taken : batch.tokens, thread, threads);
+    const int64_t count = op.taken ? batch.taken : batch.tokens;
+    if (op.kind == Kind::EXPERTS) return run_experts(op, thread, threads);
+    if (op.kind == Kind::GROUP) return thread == 0 ? routes_.group(count) : void();
+    const Share rows(count * std::max(op.pairs, 1), thread, threads);
     for (int64_t row = rows.begin; row < rows.end; row++) run_row(op, batch, row);
   }
 
@@ -92,8 +106,9 @@ class Decoder {
     const T* weight = static_cast<const T*>(op.weight);
     const Buffer& in = buffers_[static_cast<size_t>(op.in)];
     if (op.out == LOGITS) return run_logits_row(op, batch.logits + row * op.n);
+    if (op.kind == Kind::ROUTE) return routes_.choose(in.row(row), row, op.flag != 0);
     A* out = buffers_[static_cast<size_t>(op.out)].row(row);
-    const A* x = in.row(op.kind == Kind::TAKE_ROWS ? batch.logit_rows[row] : row);
+    const A* x = in.row(source_row(op, batch, row));
     switch (op.kind) {
       case Kind::EMBED: return unpack_row(Packed<T>{weight, op.n, op.k}, batch.token_ids[row], op.scale, out);
       case Kind::NORM:
@@ -110,9 +125,16 @@ class Decoder {
       case Kind::SCALE:
         for (int64_t i = 0; i < in.stride; i += LANES) store(out + i, round_to<T>(load(x + i) * set1(op.scale)));
         return;
-      case Kind::TAKE_ROWS: std::memcpy(static_cast<void*>(out), x, sizeof(A) * static_cast<size_t>(in.stride)); return;
+      case Kind::COMBINE: return routes_.combine<T>(in.data, in.stride, row, out);
+      case Kind::TAKE_ROWS:
+      case Kind::EXPAND: std::memcpy(static_cast<void*>(out), x, sizeof(A) * static_cast<size_t>(in.stride)); return;
       default: return;
     }
+  }
+
+  int64_t source_row(const Op& op, const Batch& batch, int64_t row) const {
+    if (op.kind == Kind::TAKE_ROWS) return batch.logit_rows[row];
+    return op.kind == Kind::EXPAND ? routes_.row_of(row) : row;
   }
 
   static void run_logits_row(const Op& op, float* logits) {
@@ -136,10 +158,32 @@ class Decoder {
     const Buffer& in = buffers_[static_cast<size_t>(op.in)];
     const bool last = op.out == LOGITS;
     const Buffer* out = last ? nullptr : &buffers_[static_cast<size_t>(op.out)];
-    linear<T>({in.data, op.taken ? batch.taken : batch.tokens, in.stride,
-               Packed<T>{static_cast<const T*>(op.weight), op.n, op.k}, static_cast<const T*>(op.bias),
-               op.flag ? Join::ADD : Join::STORE, op.scale, last ? batch.logits : out->data, last ? op.n : out->stride},
-              thread, threads);
+    const int64_t rows = op.taken ? batch.taken : batch.tokens, out_stride = last ? op.n : out->stride;
+    const T* bias = static_cast<const T*>(op.bias);
+    const Join join = op.flag ? Join::ADD : Join::STORE;
+    float* target = last ? batch.logits : out->data;
+#if defined(GILIR_WEIGHTS)
+    using W = Quantized<GILIR_WEIGHTS, T>;
+    if (op.eight_bits)
+      return linear<W>({in.data, rows, in.stride, {static_cast<const W*>(op.weight), op.n, op.k}, op.table, bias, join,
+                        op.scale, target, out_stride}, thread, threads);
+#endif
+    linear<T>({in.data, rows, in.stride, {static_cast<const T*>(op.weight), op.n, op.k}, bias, join, op.scale, target,
+               out_stride}, thread, threads);
+  }
+
+  // One expert after the other, each with the pairs that chose it; threads share the columns of each.
+  void run_experts(const Op& op, int thread, int threads) {
+    const Buffer &in = buffers_[static_cast<size_t>(op.in)], &out = buffers_[static_cast<size_t>(op.out)];
+    const int64_t size = padded(op.n, PANEL) * padded(op.k, K_MULTIPLE);
+    for (int64_t expert = 0; expert < op.experts; expert++) {
+      const int64_t begin = routes_.begin(expert), count = routes_.begin(expert + 1) - begin;
+      if (count == 0) continue;
+      const T* weight = static_cast<const T*>(op.weight) + expert * size;
+      const T* bias = op.bias == nullptr ? nullptr : static_cast<const T*>(op.bias) + expert * op.n;
+      linear<T>({in.row(begin), count, in.stride, {weight, op.n, op.k}, bias, Join::STORE, 1.0f, out.row(begin),
+                 out.stride}, thread, threads);
+    }
   }
 
   void run_attention(const Op& op, const Batch& batch, Pool& pool) {
@@ -151,7 +195,7 @@ class Decoder {
                             static_cast<const T*>(batch.v_cache[op.layer]), out.data, out.stride, batch.query_start,
                             batch.context_lens, batch.block_tables, batch.table_stride,
                             static_cast<int>(batch.block_size), op.heads, op.kv_heads, op.head_dim, op.window, op.scale,
-                            op.softcap};
+                            op.softcap, static_cast<const T*>(op.weight)};
     const int64_t count = static_cast<int64_t>(items_.size());
     const auto each = [&](int64_t tasks, auto&& task) {
       for (int64_t i; (i = next_task_.fetch_add(1, std::memory_order_relaxed)) < tasks;) task(i);
@@ -166,6 +210,7 @@ class Decoder {
   std::vector<Buffer> buffers_;
   std::vector<AttentionItem> items_;
   SplitAttention split_attention_;
+  Routes routes_;
   bool split_ = false;
   alignas(64) std::atomic<int64_t> next_task_{0};
 };
@@ -179,10 +224,11 @@ extern "C" {
 
 int64_t gilir_packed_size(int64_t n, int64_t k) { return padded(n, PANEL) * padded(k, K_MULTIPLE); }
 
-// weight: [n, k]; target: `gilir_packed_size` elements.
-void gilir_pack(const void* weight, int64_t n, int64_t k, void* target, int32_t threads) {
+// weight: [n, k]; target: `gilir_packed_size` elements; of the model's format, or of eight bits each.
+void gilir_pack(const void* weight, int64_t n, int64_t k, void* target, int32_t eight_bits, int32_t threads) {
   Pool::instance().run(threads, [&](int thread) {
     const Share share((n + PANEL - 1) / PANEL, thread, threads);
+    if (eight_bits) return pack(static_cast<const i8*>(weight), n, k, static_cast<i8*>(target), share.begin, share.end);
     pack(static_cast<const T*>(weight), n, k, static_cast<T*>(target), share.begin, share.end);
   });
 }

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 import executor_svc
-from executor_svc.model import ModelError, load_model
+from executor_svc.model import Decoder, ModelError, load_model
 from kernels import quantize_weight
 from tests.executor.paged_driver import generate, prompt_logits
 from tests.executor.tiny_models import make_model, save_model
@@ -44,7 +44,8 @@ def test_logits_are_those_of_a_model_with_the_rounded_weights(family: str, kind:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_stored_in_eight_bits(kind: Kind, tmp_path: Path) -> None:
     save_model(make_model("qwen3"), tmp_path)
-    loaded = load_model(str(tmp_path), quantization=kind)
+    loaded = load_model(str(tmp_path), quantization=kind, cpu_step="torch")
+    assert isinstance(loaded.decoder, Decoder)
     weights = loaded.decoder.weights
     assert {linear.weight.dtype for layer in weights.layers for linear in layer.linears()} == {DTYPES[kind]}
     assert weights.embedding.dtype == weights.lm_head.weight.dtype == weights.norm.dtype == torch.float32

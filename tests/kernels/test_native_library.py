@@ -17,7 +17,7 @@ from kernels.native.isa import ISAS, VARIABLE, usable_isas
 from kernels.native.library import LOGITS, Batch, Kind, Library, Op, load
 from kernels.native.self_check import self_check
 
-QUICK = ("-O1", "-DGILIR_DTYPE=bf16")
+QUICK = ("-O0", "-DGILIR_DTYPE=bf16")
 """Later flags win: what is only to be right, or to compile, need not be fast."""
 FLAGS = "fma avx2 f16c"
 AVX512 = f"{FLAGS} avx512f avx512bw avx512dq avx512vl"
