@@ -12,13 +12,14 @@ import structlog
 import torch
 
 from common.wire import PROTOCOL_VERSION, Hello, Limits
+from executor_svc.determinism import VARIABLE
 from executor_svc.faults import FatalError
 from executor_svc.graphs import CudaGraphs, Eager, Recorder
 from executor_svc.host_blocks import BLOCKS_AT_ONCE
 from executor_svc.kernel_cache import prepare_kernel_cache
 from executor_svc.kv_cache import FP8, block_bytes
 from executor_svc.link import Link, LinkOptions, RefusedError, install_signal_handlers
-from executor_svc.model import LoadedModel, ModelError, load_model
+from executor_svc.model import Decoder, LoadedModel, ModelError, NativeDecoder, load_model
 from executor_svc.runner import Runner
 from executor_svc.settings import ExecutorSettings
 from executor_svc.warm_up import WarmUpError, warm_up, warm_up_graphs
@@ -70,7 +71,10 @@ def start(settings: ExecutorSettings) -> Link:
         name=settings.served_model_name or None,
         kv_cache_dtype=settings.kv_cache_dtype,
         cpu_step=settings.cpu_step,
+        batch_invariant=settings.batch_invariant,
     )
+    if settings.batch_invariant:
+        check_batch_invariant(loaded.decoder)
     card = loaded.card
     limits = make_limits(settings, loaded, device)
     runner = make_runner(settings, loaded, limits, device)
@@ -99,6 +103,20 @@ def start(settings: ExecutorSettings) -> Link:
     )
     options = LinkOptions(dialing, grace_s=settings.grace_s, status_file=settings.status_file)
     return Link(options, hello, runner)
+
+
+def check_batch_invariant(decoder: Decoder | NativeDecoder) -> None:
+    """Raises `StartError` where torch's products on this CPU make a row's bits depend on its company."""
+    if isinstance(decoder, NativeDecoder) or decoder.device.type != "cpu":
+        return
+    kinds = {(linear.weight.dtype, linear.weight.shape): linear for linear in decoder.weights.products()}
+    for (dtype, shape), linear in kinds.items():
+        if not linear.keeps_rows_apart():
+            setting = os.environ.get(VARIABLE, "")
+            raise StartError(
+                f"batch-invariant: with cpu-step torch and {VARIABLE}={setting!r}, products of {dtype} weights "
+                f"{list(shape)} depend on the batch on this machine: leave {VARIABLE} unset, or take cpu-step native"
+            )
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -44,6 +44,10 @@ class ExecutorSettings(ServiceSettings):
     cpu_step: Literal["native", "torch"] = Field(
         "native", description="the CPU path: compiled kernels, where the model and the machine allow, or torch"
     )
+    batch_invariant: bool = Field(
+        False,
+        description="on a GPU: a sequence's answer has the same bits in any batch, which is slower; CPUs always do",
+    )
     threads: int | None = Field(None, ge=1, description="threads of the CPU path; none: one a core")
 
     block_size: int = Field(16, ge=1, le=4096, description="token positions of one KV block")

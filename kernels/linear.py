@@ -60,9 +60,9 @@ def tiled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 def choose_tiling(weight: torch.Tensor, bias: torch.Tensor | None) -> RowTiling:
     """The widest tiling that the library promises, or is known, to keep rows apart in; tried once, lest it does not."""
     if weight.dtype == torch.float32 and torch.backends.mkl.is_available() and _strict_mode():  # type: ignore[no-untyped-call]
-        if _keeps_rows_apart(weight, bias, (2, 3, 7, 16, 31, 32, 33, 48, 64, _PROBE_ROWS)):
+        if keeps_rows_apart(weight, bias, RowTiling.WHOLE):
             return RowTiling.WHOLE
-    elif weight.dtype == torch.bfloat16 and _keeps_rows_apart(weight, bias, (2, 3, 7, 16, 31, 32)):
+    elif weight.dtype == torch.bfloat16 and keeps_rows_apart(weight, bias, RowTiling.TILES):
         return RowTiling.TILES
     return RowTiling.PADDED
 
@@ -72,13 +72,14 @@ def _strict_mode() -> bool:
     return os.environ.get("MKL_CBWR", "").upper().endswith(",STRICT")
 
 
-def _keeps_rows_apart(weight: torch.Tensor, bias: torch.Tensor | None, counts: tuple[int, ...]) -> bool:
-    """Whether random rows have the same bits alone and among as many as `counts`."""
+def keeps_rows_apart(weight: torch.Tensor, bias: torch.Tensor | None, tiling: RowTiling) -> bool:
+    """Whether random rows have the same bits alone and in batches of several sizes, as far as a trial can tell."""
     outputs = max(1, min(weight.shape[0], _PROBE_ELEMENTS // weight.shape[1]))
     part, bias_part = weight[:outputs], None if bias is None else bias[:outputs]
-    rows = torch.randn(max(counts), weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    alone = torch.cat([F.linear(row, part, bias_part) for row in torch.split(rows, 1)])
-    return all(_same_bits(F.linear(rows[-count:], part, bias_part), alone[-count:]) for count in counts)
+    rows = torch.randn(_PROBE_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    alone = torch.cat([tiled_linear(row, part, bias_part, tiling) for row in torch.split(rows, 1)])
+    counts = (2, 3, 7, 16, 31, 32, 33, 48, 64, _PROBE_ROWS)
+    return all(_same_bits(tiled_linear(rows[-n:], part, bias_part, tiling), alone[-n:]) for n in counts)
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

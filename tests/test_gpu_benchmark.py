@@ -42,7 +42,12 @@ def test_every_part_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["ms"] > 0 and row["floor_ms"] > 0 and row["bubble_us"] >= 0 for row in decodes)
     (pool,) = (row for row in found["large_pool"] if row["what"] == "pool")
     assert pool["last_blocks_equal"] and pool["moved_blocks_equal"]
-    assert [row["batch"] for row in found["batch_invariant"][:-1]] == [1, 3]
+    assert [row["batch"] for row in found["batch_invariant"][:-1]] == [1, 3, 1, 1, 3]
+    answers = [row for row in found["same_answer"] if row["what"] == "same answer"]
+    assert {(row["batch_invariant"], row["batch"], row["chunk"]) for row in answers} == {
+        (mode, batch, chunk) for mode in (True, False) for batch in (2, 3) for chunk in (0, 33)
+    }
+    assert all(row["same_bits"] for row in answers if row["batch_invariant"])
     assert {row["what"] for row in found["first_request"]} >= {"warm-up", "batch 3", "prompt 65", "penalties"}
     assert all(found[name][-1]["what"] == "time" for name in parts)
     assert found["transformers_peer"][0]["what"] == "skipped"

@@ -82,8 +82,10 @@ def shape(context: Context) -> dict[str, Any]:
     return TINY if context.tiny else LLAMA_8B
 
 
-def random_model(context: Context, max_model_len: int, **changes: Any) -> tuple[Decoder, ModelCard]:
-    """A Llama whose weights are drawn on the device: bf16 on a GPU, fp32 on a CPU."""
+def random_model(
+    context: Context, max_model_len: int, *, batch_invariant: bool = False, **changes: Any
+) -> tuple[Decoder, ModelCard]:
+    """A Llama whose weights are drawn on the device: bf16 on a GPU, fp32 on a CPU. The same ones at every call."""
     dtype = "bfloat16" if context.on_gpu else "float32"
     fields = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, **shape(context)}
     fields |= {"max_position_embeddings": max_model_len, "torch_dtype": dtype, **changes}
@@ -97,9 +99,8 @@ def random_model(context: Context, max_model_len: int, **changes: Any) -> tuple[
             tensor.fill_(1.0)
         else:
             tensor.normal_(0, tensor.shape[-1] ** -0.5)
-    weights.settle()
     card = ModelCard("random", bytes(16), config.vocab_size, config.max_model_len, (), dtype)
-    return Decoder(config, weights), card
+    return Decoder(config, weights, batch_invariant=batch_invariant), card
 
 
 def tensors(holder: object) -> Iterator[torch.Tensor]:
@@ -125,11 +126,22 @@ def make_runner(context: Context, model: Decoder, card: ModelCard, limits: Limit
 
 
 def sequence(
-    slot: int, length: int, blocks: range, *, computed: int = 0, generation: int = 1, **params: Any
+    slot: int,
+    length: int,
+    blocks: range,
+    *,
+    computed: int = 0,
+    generation: int = 1,
+    seed_of_tokens: int | None = None,
+    **params: Any,
 ) -> NewSequence:
-    """A sequence of random tokens that does not end by itself."""
+    """A sequence of random tokens that does not end by itself. seed_of_tokens: of its tokens; None: the slot."""
     values = {"max_tokens": 1 << 20, "temperature": 0.0, "ignore_eos": True} | params
-    tokens = np.random.default_rng(slot).integers(0, 500, length).astype(np.int32)
+    tokens = (
+        np.random.default_rng(slot if seed_of_tokens is None else seed_of_tokens)
+        .integers(0, 500, length)
+        .astype(np.int32)
+    )
     numbers = np.arange(blocks.start, blocks.stop, dtype=np.int32)
     return NewSequence(slot, generation, tokens, length, computed, numbers, SamplingParams(**values))
 

@@ -21,6 +21,8 @@ from executor_svc.model.gguf import GGUFModel, gguf_file
 from executor_svc.model.hub import model_folder
 from executor_svc.model.loader import SafetensorsCheckpoint, load_weights, weight_files
 from executor_svc.model.native import NativeDecoder
+from kernels import check_attention_shape
+from kernels.float8 import E4M3
 
 __all__ = ["Decoder", "LoadedModel", "ModelConfig", "ModelError", "NativeDecoder", "load_model"]
 
@@ -45,6 +47,7 @@ def load_model(
     name: str | None = None,
     kv_cache_dtype: str = "auto",
     cpu_step: CpuStep = "native",
+    batch_invariant: bool = False,
 ) -> LoadedModel:
     """Load a Hugging Face model folder, a GGUF file or the folder of one, or a hub id where the hub can be reached.
 
@@ -53,6 +56,7 @@ def load_model(
     quantization: int8 or fp8 stores the decoder's linear layers in eight bits, one tensor at a time as they are loaded.
     kv_cache_dtype: auto or fp8, as the runner will keep KV: other KV gives other answers, so the fingerprint tells.
     cpu_step: native or torch, on a CPU: what computes the forward pass; native takes torch where it must.
+    batch_invariant: as in `Decoder`; other bits are other answers too.
     name: what the model is served as; None takes the folder's name, or the hub id.
     Raises `ModelError` with one plain line: for anything the files lack, and for anything they ask that is not done.
     """
@@ -67,13 +71,16 @@ def load_model(
         config = read_config(place, dtype=dtype, max_model_len=max_model_len, quantization=quantization)
     if config.ignored_fields:
         log.warning("config.json has fields unknown here; they are not used", fields=config.ignored_fields)
+    if not device.startswith("cpu"):
+        _check_attention(config, kv_cache_dtype, place)
     started = time.monotonic()
     numbers = config.precision if kv_cache_dtype == "auto" else f"{config.precision}, KV {kv_cache_dtype}"
+    numbers += ", batch-invariant" if batch_invariant else ""
     with ThreadPoolExecutor(1, "fingerprint") as pool:
         config_file, files = (None, [model.path]) if model else (place / "config.json", weight_files(place))
         digest = pool.submit(model_fingerprint, config_file, files, numbers)
         weights = load_weights(model or SafetensorsCheckpoint(place), config, _device(device))
-        decoder = make_decoder(config, weights, cpu_step, kv_cache_dtype)
+        decoder = make_decoder(config, weights, cpu_step, kv_cache_dtype, batch_invariant=batch_invariant)
         del weights
         loaded = time.monotonic()
         if model:
@@ -89,6 +96,21 @@ def load_model(
         total_s=round(time.monotonic() - started, 2),
     )
     return LoadedModel(decoder, card)
+
+
+_FIELDS = {"heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
+"""What config.json calls what the kernels name otherwise."""
+
+
+def _check_attention(config: ModelConfig, kv_cache_dtype: str, where: Path) -> None:
+    """Raises `ModelError`, before any weight is read, for a shape that the GPU's attention does not serve."""
+    kv_dtype = E4M3 if kv_cache_dtype == "fp8" else None
+    shape = (config.head_dim, config.num_heads, config.num_kv_heads)
+    try:
+        check_attention_shape(*shape, block_size=1, dtype=config.dtype, kv_dtype=kv_dtype)  # every block size is served
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        raise ModelError(f"{where}: {_FIELDS.get(name, name)} {rest}") from error
 
 
 def _device(name: str) -> torch.device:

@@ -22,21 +22,22 @@ log = structlog.get_logger()
 
 
 def make_decoder(
-    config: ModelConfig, weights: Weights, cpu_step: CpuStep, kv_cache_dtype: str
+    config: ModelConfig, weights: Weights, cpu_step: CpuStep, kv_cache_dtype: str, *, batch_invariant: bool = False
 ) -> Decoder | NativeDecoder:
     """The decoder of `weights`, which are its own from then on.
 
     cpu_step: native takes torch all the same, and says why in a line of the log, where the model or the machine asks.
+    batch_invariant: as in `Decoder`; the native step always is.
     """
     if weights.embedding.device.type != "cpu" or cpu_step == "torch":
-        return Decoder(config, weights)
+        return Decoder(config, weights, batch_invariant=batch_invariant)
     reason = obstacle(config, weights) or ("an fp8 KV cache" if kv_cache_dtype != "auto" else None)
     library = None
     if reason is None:
         library, reason = find_library(config.dtype, eight_bits(config))
     if library is None:
         log.warning("torch serves the model instead of the native CPU step", reason=reason)
-        return Decoder(config, weights)
+        return Decoder(config, weights, batch_invariant=batch_invariant)
     return NativeDecoder(config, weights, library)
 
 

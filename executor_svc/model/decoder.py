@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
@@ -10,7 +12,16 @@ from executor_svc.model.config import ModelConfig
 from executor_svc.model.moe import mixture
 from executor_svc.model.rope import cos_sin_table
 from executor_svc.model.weights import LayerWeights, Weights
-from kernels import AttentionBatch, add_rms_norm, gelu_tanh_mul, paged_attention, rms_norm, rope_and_cache, silu_mul
+from kernels import (
+    AttentionBatch,
+    add_rms_norm,
+    gelu_tanh_mul,
+    paged_attention,
+    rms_norm,
+    rope_and_cache,
+    silu_mul,
+    split_keys_for,
+)
 
 
 class Decoder:
@@ -20,10 +31,16 @@ class Decoder:
     each other: on the CPU in fp32 a row's logits have the same bits in any company.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, *, batch_invariant: bool = False) -> None:
+        """batch_invariant: on a GPU, too, a row's logits have the same bits in any company, in chunks of any length.
+
+        Its products and its attention then use tiles that do not follow the batch, which takes longer.
+        """
         self.config = config
         self.weights = weights
-        weights.settle()
+        self.batch_invariant = batch_invariant
+        self._split_keys = split_keys_for(config.max_model_len)
+        weights.settle(batch_invariant=batch_invariant)
         self.device: torch.device = weights.embedding.device
         self.dtype: torch.dtype = config.dtype
         tables = {
@@ -46,9 +63,11 @@ class Decoder:
 
         token_ids, positions, slots: int64 [T]; a slot is `block * block_size + offset`, -1 writes nowhere.
         logit_rows: int64 [R], the token rows whose logits are wanted.
+        batch: its `split_keys` and `invariant` are the model's own, whatever it says.
         Returns raw logits, fp32 [R, vocab].
         """
         config, weights = self.config, self.weights
+        batch = replace(batch, split_keys=self._split_keys, invariant=self.batch_invariant)
         hidden = F.embedding(token_ids, weights.embedding)
         if config.embedding_scale != 1.0:
             hidden = hidden * config.embedding_scale

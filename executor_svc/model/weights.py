@@ -55,6 +55,10 @@ class LayerWeights:
         """The linear layers that are there, the router apart."""
         return [linear for linear in (self.qkv, self.o, self.gate_up, self.down) if linear is not None]
 
+    def products(self) -> list[Linear]:
+        """The linear layers that are there, and the router."""
+        return self.linears() + ([self.moe.router] if self.moe is not None else [])
+
 
 @dataclass
 class Weights:
@@ -67,14 +71,14 @@ class Weights:
     lm_head: Linear
     """[vocab, hidden]; where embeddings are tied, the embedding itself."""
 
-    def settle(self) -> None:
-        """To be called once all values are there."""
-        for layer in self.layers:
-            for linear in layer.linears():
-                linear.settle()
-            if layer.moe is not None:
-                layer.moe.router.settle()
-        self.lm_head.settle()
+    def settle(self, *, batch_invariant: bool = False) -> None:
+        """To be called once all values are there. batch_invariant: as in `Linear.settle`."""
+        for linear in self.products():
+            linear.settle(batch_invariant=batch_invariant)
+
+    def products(self) -> list[Linear]:
+        """Every linear layer of the model, the output layer too."""
+        return [*(linear for layer in self.layers for linear in layer.products()), self.lm_head]
 
 
 def allocate(config: ModelConfig, device: torch.device, *, tied: bool) -> Weights:
