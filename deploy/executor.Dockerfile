@@ -1,4 +1,4 @@
-# The executor service. EXTRA is `executor` (CPU) or `gpu` (adds Triton, which needs the C compiler at run time).
+# The executor service. EXTRA is `executor` (CPU) or `gpu` (adds Triton). Both compile kernels at run time, with g++.
 # TORCH_INDEX may name a package index with CPU builds of torch; the default index serves the CUDA build.
 FROM python:3.12-slim
 ARG EXTRA=executor

@@ -117,7 +117,7 @@ class ModelCard(Message):
 
     name: Annotated[str, NAME]
     fingerprint: Annotated[bytes, Blob(16)]
-    """128 bits over config, dtype and weights: two executors with the same one give the same answers."""
+    """128 bits over config, precision and weights: executors with the same one are replicas."""
     vocab_size: Annotated[int, Int(1, MAX_TOKENS)]
     """Rows of the embedding: every token id below it may be sent."""
     max_model_len: Annotated[int, Int(1, MAX_TOKENS)]

@@ -14,7 +14,8 @@ _READ_BYTES = 1 << 20
 
 
 def model_fingerprint(config_file: Path | None, weight_files: list[Path], precision: str) -> bytes:
-    """16 bytes, BLAKE2b. Two models with the same one give the same answers. config_file: None of a GGUF file.
+    """16 bytes, BLAKE2b: the same one means the same weights at the same precision, and so, on the same kind of machine and
+    with the same kernels, the same bits. config_file: None of a GGUF file.
 
     Files are cut into pieces of fixed size that threads hash side by side (hashing leaves the interpreter lock), so the
     time is that of reading the files, or about 2 s a GB and core where they are in memory already.

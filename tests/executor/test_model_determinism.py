@@ -72,7 +72,7 @@ from executor_svc.model import load_model
 from tests.executor.paged_driver import generate
 
 torch.set_num_threads(1)
-decoder = load_model(sys.argv[1]).decoder
+decoder = load_model(sys.argv[1], cpu_step="torch").decoder
 generator = torch.Generator().manual_seed(2)
 prompts = [torch.randint(4, 260, (n,), generator=generator).tolist() for n in (1, 5, 16, 40, 41, 150)]
 alone = [generate(decoder, [prompt], 12, chunk=1000, block_size=16)[0] for prompt in prompts]
@@ -140,7 +140,7 @@ class TestEnvironment:
 
 
 def test_a_stream_is_not_changed_by_those_that_come_and_go(tmp_path: Path) -> None:
-    decoder = load_model(str(save_model(make_model("qwen3"), tmp_path))).decoder
+    decoder = load_model(str(save_model(make_model("qwen3"), tmp_path)), cpu_step="torch").decoder
     prompts = [[10 + row, *range(20, 20 + 9 * row)] for row in range(1, 6)]
     alone = [generate(decoder, [prompt], 20, chunk=8, block_size=16)[0].tokens for prompt in prompts]
     together = generate(decoder, prompts, 20, chunk=5, block_size=16)

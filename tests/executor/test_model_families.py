@@ -62,7 +62,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
             )
             reference.append(out.sequences[0, len(prompt) :].tolist())
             logits.append(torch.cat(out.logits))
-        return Case(load_model(str(folder)).decoder, prompts, reference, logits)
+        return Case(load_model(str(folder), cpu_step="torch").decoder, prompts, reference, logits)
 
     return make
 
@@ -93,7 +93,7 @@ def test_greedy_tokens_equal_transformers(cases: Cases, family: str, chunk: int,
 def test_low_precision_stays_near(family: str, dtype: str, tmp_path: Path) -> None:
     model = make_model(family)
     save_model(model, tmp_path)
-    decoder = load_model(str(tmp_path), dtype=dtype).decoder
+    decoder = load_model(str(tmp_path), dtype=dtype, cpu_step="torch").decoder
     tokens = torch.randint(4, 260, (40,), generator=torch.Generator().manual_seed(2)).tolist()
     logits = prompt_logits(decoder, tokens)
     with torch.inference_mode():

@@ -46,7 +46,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
     def make(family: str) -> Case:
         model = make_model(family)
         folder = str(save_model(model, tmp_path_factory.mktemp(family)))
-        decoder = load_model(folder).decoder
+        decoder = load_model(folder, cpu_step="torch").decoder
         prompts = random_prompts(LENGTHS)
         solo = [generate(decoder, [p], NEW_TOKENS, chunk=WHOLE, block_size=16, all_logits=True)[0] for p in prompts]
         return Case(folder, model, decoder, prompts, solo)
