@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernels.compiler import ceil_div, tl, triton, use_triton
+from kernels.native.noise import draw_uniforms
 
 MULTIPLIER_0, MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 KEY_STEP_0, KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -69,24 +71,38 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
     """
     if use_triton(seeds):
         return gumbel_noise_triton(seeds, positions, vocab_size)
-    return gumbel_noise_at(seeds, positions, torch.arange(vocab_size).expand(len(seeds), -1))
+    return _noise(seeds, positions, None, vocab_size)
 
 
 def gumbel_noise_at(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """The columns of `gumbel_noise` that `tokens`, int64 [B, N], names in each row. Returns fp32 [B, N]. CPU only."""
-    key = seeds.view(torch.int64).numpy().view(np.uint64)[:, None]
-    position, token = positions.numpy()[:, None], tokens.numpy()
-    out = torch.empty(tokens.shape, dtype=torch.float32)
-    columns = max(1, min(tokens.shape[1], NOISE_CHUNK))
+    return _noise(seeds, positions, tokens.numpy(), tokens.shape[1])
+
+
+def _noise(seeds: torch.Tensor, positions: torch.Tensor, tokens: NDArray[np.int64] | None, width: int) -> torch.Tensor:
+    """tokens: [B, width], or None: 0 … width - 1 in every row."""
+    keys, at = seeds.view(torch.int64).numpy().view(np.uint64), positions.numpy()
+    uniforms = draw_uniforms(keys, at, tokens, width)
+    if uniforms is None:
+        uniforms = uniforms_in_numpy(keys, at, tokens, width)
+    return uniforms.log_().neg_().log_().neg_()
+
+
+def uniforms_in_numpy(
+    keys: NDArray[np.uint64], positions: NDArray[np.int64], tokens: NDArray[np.int64] | None, width: int
+) -> torch.Tensor:
+    """Reference of `kernels.native.noise.draw_uniforms`, which says what it takes and gives."""
+    token = np.broadcast_to(np.arange(width), (len(keys), width)) if tokens is None else tokens
+    out = torch.empty(token.shape, dtype=torch.float32)
+    columns = max(1, min(width, NOISE_CHUNK))
     rows = NOISE_CHUNK // columns
-    for row in range(0, tokens.shape[0], rows):
-        for column in range(0, tokens.shape[1], columns):
+    for row in range(0, len(keys), rows):
+        for column in range(0, width, columns):
             part = slice(row, row + rows), slice(column, column + columns)
             state = np.zeros((4, *token[part].shape), np.uint64)
-            state[0], state[1] = token[part], position[part[0]]
-            _ten_rounds(key[part[0]], state)
-            uniform = torch.from_numpy(state[0].view(np.int64) >> 9).float().add_(0.5).mul_(2.0**-23)
-            out[part] = uniform.log_().neg_().log_().neg_()
+            state[0], state[1] = token[part], positions[part[0], None]
+            _ten_rounds(keys[part[0], None], state)
+            out[part] = torch.from_numpy(state[0].view(np.int64) >> 9).float().add_(0.5).mul_(2.0**-23)
     return out
 
 

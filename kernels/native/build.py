@@ -26,15 +26,15 @@ class BuildError(Exception):
     """There is no library; the text is one plain line."""
 
 
-def build(extra_flags: tuple[str, ...]) -> Path:
-    """The shared library of `step.cpp`, compiled with `extra_flags` unless the cache has it.
+def build(extra_flags: tuple[str, ...], source: str = "step.cpp") -> Path:
+    """The shared library of one source file, compiled with `extra_flags` unless the cache has it.
 
     The cache is the folder that `GILIR_NATIVE_CACHE` names, or else `gilir/native` in the user's cache folder. Where it
     cannot be written the library goes to a folder of this process. Several processes may build at once: each renames
     its finished file into place. Raises `BuildError`.
     """
     compiler = find_compiler()
-    name = f"{_digest(compiler, extra_flags)}.so"
+    name = f"{_digest(compiler, extra_flags, source)}.so"
     kept = _cache_folder() / name
     if kept.is_file():
         return kept
@@ -49,7 +49,7 @@ def build(extra_flags: tuple[str, ...]) -> Path:
             continue
         os.close(handle)
         try:
-            _compile(compiler, extra_flags, Path(temporary))
+            _compile(compiler, extra_flags, source, Path(temporary))
             Path(temporary).rename(folder / name)
         finally:
             Path(temporary).unlink(missing_ok=True)
@@ -84,9 +84,9 @@ def _own_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="gilir-native-"))
 
 
-def _digest(compiler: str, extra_flags: tuple[str, ...]) -> str:
+def _digest(compiler: str, extra_flags: tuple[str, ...], source: str) -> str:
     whole = hashlib.blake2b(digest_size=16)
-    for part in (_version(compiler), *FLAGS, *extra_flags):
+    for part in (_version(compiler), source, *FLAGS, *extra_flags):
         whole.update(part.encode() + b"\0")
     for path in source_files():
         whole.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -98,8 +98,8 @@ def _version(compiler: str) -> str:
     return compiler + _run([compiler, "--version"])
 
 
-def _compile(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
-    _run([compiler, *FLAGS, *extra_flags, str(SOURCES / "step.cpp"), "-o", str(target)])
+def _compile(compiler: str, extra_flags: tuple[str, ...], source: str, target: Path) -> None:
+    _run([compiler, *FLAGS, *extra_flags, str(SOURCES / source), "-o", str(target)])
 
 
 def _run(command: list[str]) -> str:
