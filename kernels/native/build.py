@@ -16,8 +16,8 @@ FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-w"),
 )
-"""Products and sums must not be fused behind our back: a row would then have other bits in other code. And two libraries
-of one process must not share the statics of their inline functions, which differ in size."""
+"""Products and sums must not be fused behind our back: a row would then have other bits in other code. And two
+libraries of one process must not share the statics of their inline functions, which differ in size."""
 CACHE_VARIABLE = "GILIR_NATIVE_CACHE"
 _TIMEOUT_S = 300
 

@@ -15,7 +15,7 @@ from kernels.native import isa as isa_module
 from kernels.native.build import BuildError, build, source_files
 from kernels.native.isa import ISAS, VARIABLE, usable_isas
 from kernels.native.library import LOGITS, Batch, Kind, Library, Op, load
-from kernels.native.self_check import self_check
+from kernels.native.self_check import attention_agrees, self_check
 
 QUICK = ("-O0", "-DGILIR_DTYPE=bf16")
 """Later flags win: what is only to be right, or to compile, need not be fast."""
@@ -140,6 +140,18 @@ def avx2() -> Library:
 class TestVariants:
     def test_passes_its_check(self, avx2: Library) -> None:
         assert self_check(avx2)
+
+    @pytest.mark.parametrize("window", [0, 40])
+    @pytest.mark.parametrize("head_dim", [40, 80, 96, 128])
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_attention_of_every_width(self, avx2: Library, head_dim: int, window: int, threads: int) -> None:
+        """Over two parts of keys, which two threads share."""
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(threads)
+            assert attention_agrees(avx2, head_dim, window)
+        finally:
+            torch.set_num_threads(before)
 
     def test_the_check_finds_a_fault(self, avx2: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         pack = Library.pack
