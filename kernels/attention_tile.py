@@ -34,17 +34,22 @@ def key_tile(head_dim: int, dtype: torch.dtype) -> int:
 
 
 def tile_shape(head_dim: int, group: int, dtype: torch.dtype, *, decodes_only: bool, invariant: bool) -> TileShape:
-    """As large as spills no registers on any chip we compile for. The invariant form has one shape for every row."""
-    keys = key_tile(head_dim, dtype)
+    """As large as spills no registers, or few, on any chip we compile for.
+
+    The invariant form has one shape for every row, and keeps two products of it: that of a split, and that of all.
+    """
+    keys, warps = min(64, key_tile(head_dim, dtype)), 8
     one_token = max(16, power_of_two(group))
     if decodes_only and not invariant:
-        return TileShape(one_token, keys, 4)
+        return TileShape(one_token, key_tile(head_dim, dtype), 4 if one_token <= 32 else 8)
     rows = 128 if head_dim <= 128 else 64
-    if invariant:
-        rows //= 2
     if dtype == torch.float32:
         rows = 32
-    return TileShape(max(rows, one_token), min(64, keys), 8)
+    elif invariant:
+        rows //= 2
+        # Eight warps of 64 columns are held to 128 registers on sm_100; of more columns 64 keys are too many on sm_80.
+        keys, warps = (keys, 4) if head_dim <= 64 else (min(32, keys), 8)
+    return TileShape(max(rows, one_token), keys, warps)
 
 
 @triton.jit

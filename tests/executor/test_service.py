@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from common.wire import Drain, Leaving, Limits, Result
+from executor_svc import service
 from executor_svc.kv_cache import FP8, block_bytes
 from executor_svc.model import load_model
 from executor_svc.runner import Runner
@@ -114,3 +116,20 @@ def test_a_gpu_that_is_not_there() -> None:
     assert pick_device("auto") == torch.device("cpu")
     with pytest.raises(StartError, match="no GPU"):
         pick_device("cuda")
+
+
+def test_nothing_is_announced_before_the_warm_up_is_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C34: a request can only come once every kind of iteration has run, graphs included."""
+    happened: list[str] = []
+    for name in ("warm_up", "warm_up_graphs"):
+        call = getattr(service, name)
+
+        def noted(runner: Runner, _call: Any = call, _name: str = name) -> Any:
+            result = _call(runner)
+            happened.append(_name)
+            return result
+
+        monkeypatch.setattr(service, name, noted)
+    monkeypatch.setattr(service, "Link", lambda *_: happened.append("link"))
+    service.start(settings("--model", str(folder), "--num-blocks", "20", "--device", "cpu"))
+    assert happened == ["warm_up", "warm_up_graphs", "link"]

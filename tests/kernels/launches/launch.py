@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,10 @@ class Launch:
     matrix: frozenset[str] = frozenset()
     spills: dict[str, int] = field(default_factory=dict)
     chips: tuple[str, ...] = CHIPS
+
+    def on(self, *chips: str) -> Launch:
+        """The same for these chips alone."""
+        return replace(self, chips=chips)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

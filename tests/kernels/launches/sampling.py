@@ -26,7 +26,7 @@ def penalties() -> Launch:
 
 LAUNCHES = {
     "gumbel_noise": Launch(lambda: gumbel_noise_triton(ints(4), ints(4), 49152)),
-    "draw": draw(filtered=False),
+    "draw": draw(filtered=False).on("sm_90"),
     "draw filtered": draw(filtered=True),
     "penalties": penalties(),
 }
