@@ -35,6 +35,21 @@ class Eager:
         return step
 
 
+class SharedResult:
+    """One tensor that all recorded steps leave their result in: one of its own would stay alive with each of them."""
+
+    def __init__(self) -> None:
+        self._rows: torch.Tensor | None = None
+
+    def like(self, result: torch.Tensor) -> torch.Tensor:
+        """The first rows of the tensor, as many as `result` has. Of the largest result there must be one first."""
+        if self._rows is None:
+            self._rows = torch.empty_like(result)
+        if len(result) > len(self._rows) or result.shape[1:] != self._rows.shape[1:]:
+            raise ValueError(f"a result of shape {list(result.shape)} behind one of {list(self._rows.shape)}")
+        return self._rows[: len(result)]
+
+
 class CudaGraphs:
     """All graphs share one pool of memory, so they need what the largest one needs: record that first."""
 
@@ -44,17 +59,20 @@ class CudaGraphs:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
+        self._result = SharedResult()
 
     def record(self, step: Step) -> Step:
         # Once without capture: compilers and libraries allocate and synchronise at their first call.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            step()
+            warm = step()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         torch.cuda.synchronize(self._device)
+        result = self._result.like(warm)
+        del warm
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            result = step()
+            result.copy_(step())  # what the step allocates goes back to the pool, for the next graph
         if self._pool is None:
             self._pool = graph.pool()
 

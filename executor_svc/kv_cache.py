@@ -50,9 +50,10 @@ class KVCache:
 
     def copy(self, pairs: NDArray[np.int32]) -> None:
         """Copy blocks inside the cache. pairs: (from, to), flattened."""
-        ends = Transfer(self.k[0].device).send(pairs.reshape(-1, 2).T.astype(np.int64))
+        source, target = pairs.reshape(-1, 2).T.astype(np.int64)
+        source_ids, target_ids = Transfer(self.k[0].device).send_together(source, target)
         for k, v in zip(self.k, self.v, strict=True):
-            copy_blocks(words_of_blocks(k), words_of_blocks(v), ends[0], ends[1])
+            copy_blocks(words_of_blocks(k), words_of_blocks(v), source_ids, target_ids)
 
 
 def words_of_blocks(layer: torch.Tensor) -> torch.Tensor:

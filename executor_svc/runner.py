@@ -95,7 +95,7 @@ class Runner:
             return _fault(plan, "plan", str(error), error.slots)
         except NonFiniteError as error:
             return _fault(plan, "nan", str(error), error.slots)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, MemoryError) as error:
             return _fault(plan, "memory", str(error))
         except torch.AcceleratorError as error:
             raise FatalError(_fault(plan, "device", str(error))) from error

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+ALIGNMENT = 16
+"""Bytes. Triton compiles a kernel once for pointers that are multiples of it, and once more for any others."""
 _TORCH = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
 
 
@@ -28,8 +30,8 @@ class Transfer:
         return source.pin_memory().to(self.device, non_blocking=True)
 
     def send_together(self, *arrays: NDArray[np.generic]) -> list[torch.Tensor]:
-        """Arrays as tensors on the device, in one copy."""
-        sizes = [-(-array.nbytes // 8) * 8 for array in arrays]
+        """Arrays as tensors on the device, in one copy. Each starts at a multiple of `ALIGNMENT`."""
+        sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
         packed = np.empty(sum(sizes), np.uint8)
         ends = np.cumsum(sizes).tolist()
         for array, size, end in zip(arrays, sizes, ends, strict=True):

@@ -55,8 +55,14 @@ def measure(context: Context, cache: Path) -> Iterator[Row]:
     graphs = warm_up_graphs(runner)
     before = compiled(cache)
     yield {"what": "warm-up", "seconds": round(time.perf_counter() - started, 2), "graphs": graphs, "files": before}
-    work = [(f"batch {count}", count, 16, {}) for count in ((1, 2, 3) if context.tiny else (1, 2, 17))]
+    work = [(f"batch {count}", count, 16, {}) for count in ((1, 2, 3) if context.tiny else (1, 2, 7, 17, 33))]
     work += [(f"prompt {length}", 1, length, {}) for length in ((1, 15, 16, 65) if context.tiny else (1, 15, 16, 4097))]
+    # Odd rows of odd lengths: an array behind them, sent in one copy with them, starts where they end.
+    work += [(f"batch {count} of {length}", count, length, {}) for count, length in ((3, 5), (3, 7))]
+    work += [
+        (f"batch {count} of {length}", count, length, {})
+        for count, length in (() if context.tiny else ((5, 33), (13, 21)))
+    ]
     work += [(kind, 1, 20, params) for kind, params in KINDS.items()]
     for name, count, length, params in work:
         times = [generate(context, runner, count, length, params) for _ in range(2 if context.tiny else 6)]

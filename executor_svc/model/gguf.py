@@ -88,8 +88,13 @@ class GGUFModel:
             )
         if self.field("split.count", 1) > 1:
             raise ModelError(f"{path}: split.count: one of several parts; join them with llama-gguf-split --merge")
-        aside = {_FACTORS, _LONG, _SHORT}
-        self._files = {self._name(name): name for name in self._tensors if name not in aside}
+        self._files: dict[str, str] = {}
+        for stored in self._tensors:
+            if stored in (_FACTORS, _LONG, _SHORT):
+                continue
+            other = self._files.setdefault(self._name(stored), stored)
+            if other != stored:
+                raise ModelError(f"{path}: {other} and {stored}: both stand for {self._name(stored)}")
 
     def field(self, name: str, default: Any = None) -> Any:
         """A metadata field; `{arch}.` in its name stands for the architecture."""
@@ -129,7 +134,7 @@ class GGUFModel:
             "intermediate_size": self._integer("feed_forward_length"),
             "num_hidden_layers": self._integer("block_count"),
             "num_attention_heads": heads,
-            "num_key_value_heads": self.field("{arch}.attention.head_count_kv", heads),
+            "num_key_value_heads": self._kv_heads(),
             "head_dim": head_dim,
             "max_position_embeddings": self._integer("context_length"),
             "rms_norm_eps": self.field("{arch}.attention.layer_norm_rms_epsilon"),
@@ -194,7 +199,7 @@ class GGUFModel:
         if self.architecture == "llama" and ".attn_q." in stored:
             value = _unpermuted(value, self._integer("attention.head_count"))
         elif self.architecture == "llama" and ".attn_k." in stored:
-            value = _unpermuted(value, self.field("{arch}.attention.head_count_kv"))
+            value = _unpermuted(value, self._kv_heads())
         elif self.architecture.startswith("gemma") and stored.endswith("norm.weight"):
             value = value - 1.0  # stored as 1 + weight
         return torch.from_numpy(np.ascontiguousarray(value))
@@ -225,6 +230,11 @@ class GGUFModel:
         if type(value) is not int:
             raise ModelError(f"{self.path}: {self.architecture}.{name}: expected an integer, got {value!r}")
         return value
+
+    def _kv_heads(self) -> int:
+        """As many as heads, where the file does not say."""
+        name = "attention.head_count_kv"
+        return self._integer(name if self.field(f"{{arch}}.{name}") is not None else "attention.head_count")
 
     def _name(self, stored: str) -> str:
         """The Hugging Face name of a tensor, or its own where it has none: then it is refused as unknown."""

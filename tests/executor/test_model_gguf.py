@@ -155,6 +155,20 @@ def test_longrope_of_phi_3(tmp_path: Path) -> None:
     assert_equals(tmp_path, model)
 
 
+def test_as_many_kv_heads_as_heads_where_the_file_says_nothing(tmp_path: Path) -> None:
+    model = make_model("llama", num_key_value_heads=4)
+    assert model.config.num_attention_heads == 4
+    write_gguf(tmp_path / "model.gguf", "llama", model, {"llama.attention.head_count_kv": None})
+    assert_equals(tmp_path, model)
+
+
+def test_two_tensors_of_one_name(tmp_path: Path) -> None:
+    extra = {"blk.0.post_attention_norm.weight": np.ones(64, np.float32)}
+    write_gguf(tmp_path / "model.gguf", "llama", make_model("llama"), tensors=extra)
+    with pytest.raises(ModelError, match=r"ffn_norm.*post_attention_norm.*both stand for .*post_attention_layernorm"):
+        load_model(str(tmp_path))
+
+
 def test_quantized_values(tmp_path: Path) -> None:
     """What the package makes of them, no more and no less."""
     model = make_model("llama")

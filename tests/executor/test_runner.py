@@ -165,7 +165,12 @@ def test_rows_with_nan_are_named(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(RuntimeError("boom"), "error"), (torch.OutOfMemoryError("full"), "memory")]
+    ("error", "reason"),
+    [
+        (RuntimeError("boom"), "error"),
+        (torch.OutOfMemoryError("full"), "memory"),
+        (MemoryError("numpy has no room"), "memory"),
+    ],
 )
 def test_an_exception_in_the_model_is_a_fault(runner: Runner, error: Exception, reason: str) -> None:
     assert isinstance(runner.model, StubModel)
