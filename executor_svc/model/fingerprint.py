@@ -14,7 +14,7 @@ _READ_BYTES = 1 << 20
 
 
 def model_fingerprint(config_file: Path | None, weight_files: list[Path], precision: str) -> bytes:
-    """16 bytes, BLAKE2b: the same one means the same weights at the same precision, and so, on the same kind of machine and
+    """16 bytes, BLAKE2b: the same one means the same weights at the same precision, and so, on the same kind of machine
     with the same kernels, the same bits. config_file: None of a GGUF file.
 
     Files are cut into pieces of fixed size that threads hash side by side (hashing leaves the interpreter lock), so the

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from typing import Any
 
-import structlog
 import torch
 
 from executor_svc.kv_cache import KVCache
@@ -17,8 +17,6 @@ from executor_svc.model.weights import LayerWeights, MoEWeights, Weights
 from kernels import AttentionBatch
 from kernels.native.library import ACTIVATIONS, LOGITS, Batch, Kind, Library, Op
 from kernels.quantized_linear import QUANTIZED_DTYPES
-
-log = structlog.get_logger()
 
 HIDDEN, NORMED, QKV, ATTENDED, GATE_UP, GATED, BLOCK, HIDDEN_TAKEN, ATTENDED_TAKEN = range(9)
 """Buffers. HIDDEN is the residual stream, BLOCK a block's output where a norm stands before the stream."""
@@ -73,7 +71,7 @@ class NativeDecoder:
         cache: KVCache,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
-        """The contract of `Decoder.forward`. Raises IndexError for a token id or a position that is out of range."""
+        """The contract of `Decoder.forward`. Raises IndexError for what is out of range."""
         self._check(token_ids, self.config.vocab_size, "token id")
         self._check(positions, self.config.max_model_len, "position")
         if cache.k[0].dtype != self.dtype:
@@ -301,12 +299,11 @@ class NativeDecoder:
 class _Memory:
     """One region for all packed matrices, in large pages where the system has them: it is read whole at every step."""
 
-    _ALIGNMENT = 64
-
     def __init__(self, size: int) -> None:
         self.size = size
-        self._map = mmap.mmap(-1, max(size, 1))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Private: shared memory gets no large pages.
+        self._map = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(AttributeError, OSError):  # a system without them
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._taken = 0
 

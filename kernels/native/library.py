@@ -70,7 +70,6 @@ class Op(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("eps", ctypes.c_float),
-        ("spare", ctypes.c_float),
         ("weight", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("table", ctypes.c_void_p),
@@ -100,7 +99,6 @@ class Library:
         self._functions = functions = ctypes.CDLL(str(path))
         functions.gilir_packed_size.restype = ctypes.c_int64
         functions.gilir_packed_size.argtypes = (ctypes.c_int64, ctypes.c_int64)
-        functions.gilir_pack.restype = None
         functions.gilir_pack.argtypes = (
             ctypes.c_void_p,
             ctypes.c_int64,
@@ -109,8 +107,13 @@ class Library:
             ctypes.c_int32,
             ctypes.c_int32,
         )
-        functions.gilir_create.restype = ctypes.c_void_p
-        functions.gilir_create.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+        functions.gilir_create.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+        )
         functions.gilir_destroy.argtypes = (ctypes.c_void_p,)
         functions.gilir_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
@@ -127,7 +130,7 @@ class Library:
             raise ValueError(f"cannot pack {weight.dtype} {tuple(weight.shape)} into {target.numel()} {target.dtype}")
         threads = torch.get_num_threads()
         eight_bits = int(weight.dtype == self.eight_bits)
-        self._functions.gilir_pack(weight.data_ptr(), outputs, inputs, target.data_ptr(), eight_bits, threads)
+        _check(self._functions.gilir_pack(weight.data_ptr(), outputs, inputs, target.data_ptr(), eight_bits, threads))
 
     def _packs(self, given: torch.dtype, wanted: torch.dtype) -> bool:
         return given == wanted and given in (self.dtype, self.eight_bits)
@@ -142,17 +145,27 @@ class Program:
 
     def __init__(self, functions: ctypes.CDLL, ops: list[Op], widths: list[int]) -> None:
         self._functions = functions
-        self._program = functions.gilir_create(
-            (Op * len(ops))(*ops), len(ops), (ctypes.c_int64 * len(widths))(*widths), len(widths)
-        )
+        self._program = ctypes.c_void_p()
+        columns = (ctypes.c_int64 * len(widths))(*widths)
+        place = ctypes.byref(self._program)
+        _check(functions.gilir_create((Op * len(ops))(*ops), len(ops), columns, len(widths), place))
 
     def __del__(self) -> None:
         self._functions.gilir_destroy(self._program)
 
     def run(self, batch: Batch) -> None:
-        """Raises MemoryError."""
-        if self._functions.gilir_run(self._program, ctypes.byref(batch)):
-            raise MemoryError("no memory for the activations of the step")
+        """Raises MemoryError; IndexError for a row that leaves its tensors; RuntimeError where no thread can be had."""
+        _check(self._functions.gilir_run(self._program, ctypes.byref(batch)))
+
+
+def _check(code: int) -> None:
+    """Raise what a code of step.cpp stands for."""
+    if code == 1:
+        raise MemoryError("no memory for the native step")
+    if code == 2:
+        raise IndexError("a row's tokens, context or blocks are out of range")
+    if code:
+        raise RuntimeError("the native step failed")
 
 
 @cache

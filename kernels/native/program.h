@@ -23,7 +23,7 @@ struct Op {
   int32_t experts;        // ROUTE, EXPERTS: how many there are
   int32_t pairs;          // k > 0: works on k pairs of a row and an expert for each row
   int64_t n, k;           // LINEAR, EMBED: of the packed weight. EXPERTS: of each expert's. NORM: k is the width
-  float scale, softcap, eps, spare;
+  float scale, softcap, eps;
   const void* weight;     // EXPERTS: one packed weight behind the other. ATTENTION: sinks [heads], or null
   const void* bias;       // EXPERTS: [experts, n]
   const float* table;     // ROPE: fp32 [positions, rotary]. LINEAR in eight bits: scales [n]

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "attention.h"
+#include "checks.h"
 #include "experts.h"
 #include "gated_activation.h"
 #include "program.h"
@@ -29,6 +30,8 @@ struct Buffer {
     rows *= each;
     if (rows <= capacity || stride == 0) return;
     std::free(data);
+    data = nullptr;
+    capacity = 0;
     const size_t bytes = sizeof(A) * static_cast<size_t>(rows * stride);
     data = static_cast<A*>(std::aligned_alloc(64, static_cast<size_t>(padded(static_cast<int64_t>(bytes), 64))));
     if (data == nullptr) throw std::bad_alloc();
@@ -82,6 +85,7 @@ class Decoder {
     next_task_.store(0);
     for (const Op& op : ops_) {
       if (op.kind != Kind::ATTENTION) continue;
+      reserve_scratch(static_cast<size_t>(batch.threads), op.head_dim);
       items_ = attention_items(batch.query_start, static_cast<int>(batch.rows), op.heads, op.kv_heads);
       int longest = 0;
       for (int64_t row = 0; row < batch.rows; row++) longest = std::max(longest, batch.context_lens[row]);
@@ -92,9 +96,14 @@ class Decoder {
     }
   }
 
+  // Before the threads begin: none of them may throw.
+  void reserve_scratch(size_t threads, int head_dim) {
+    while (scratch_.size() < threads) scratch_.push_back(std::make_unique<AttentionScratch>(head_dim));
+  }
+
   void run_op(const Op& op, const Batch& batch, int thread, int threads, Pool& pool) {
     if (op.kind == Kind::LINEAR) return run_linear(op, batch, thread, threads);
-    if (op.kind == Kind::ATTENTION) return run_attention(op, batch, pool);
+    if (op.kind == Kind::ATTENTION) return run_attention(op, batch, *scratch_[static_cast<size_t>(thread)], pool);
     const int64_t count = op.taken ? batch.taken : batch.tokens;
     if (op.kind == Kind::EXPERTS) return run_experts(op, thread, threads);
     if (op.kind == Kind::GROUP) return thread == 0 ? routes_.group(count) : void();
@@ -186,11 +195,8 @@ class Decoder {
     }
   }
 
-  void run_attention(const Op& op, const Batch& batch, Pool& pool) {
-    thread_local std::unique_ptr<AttentionScratch> scratch;
-    if (scratch == nullptr || scratch->width != padded(op.head_dim, LANES))
-      scratch = std::make_unique<AttentionScratch>(op.head_dim);
-    const Buffer&in = buffers_[static_cast<size_t>(op.in)], &out = buffers_[static_cast<size_t>(op.out)];
+  void run_attention(const Op& op, const Batch& batch, AttentionScratch& scratch, Pool& pool) {
+    const Buffer &in = buffers_[static_cast<size_t>(op.in)], &out = buffers_[static_cast<size_t>(op.out)];
     const Attention<T> work{in.data, in.stride, static_cast<const T*>(batch.k_cache[op.layer]),
                             static_cast<const T*>(batch.v_cache[op.layer]), out.data, out.stride, batch.query_start,
                             batch.context_lens, batch.block_tables, batch.table_stride,
@@ -200,16 +206,17 @@ class Decoder {
     const auto each = [&](int64_t tasks, auto&& task) {
       for (int64_t i; (i = next_task_.fetch_add(1, std::memory_order_relaxed)) < tasks;) task(i);
     };
-    if (!split_) return each(count, [&](int64_t i) { attend(work, items_[static_cast<size_t>(i)], *scratch); });
-    each(count * split_attention_.most_parts, [&](int64_t i) { split_attention_.attend(work, items_, i, *scratch); });
+    if (!split_) return each(count, [&](int64_t i) { attend(work, items_[static_cast<size_t>(i)], scratch); });
+    each(count * split_attention_.most_parts, [&](int64_t i) { split_attention_.attend(work, items_, i, scratch); });
     sync(pool);
-    each(count, [&](int64_t i) { split_attention_.finish(work, items_, i, *scratch); });
+    each(count, [&](int64_t i) { split_attention_.finish(work, items_, i, scratch); });
   }
 
   std::vector<Op> ops_;
   std::vector<Buffer> buffers_;
   std::vector<AttentionItem> items_;
   SplitAttention split_attention_;
+  std::vector<std::unique_ptr<AttentionScratch>> scratch_;  // one a thread
   Routes routes_;
   bool split_ = false;
   alignas(64) std::atomic<int64_t> next_task_{0};
@@ -219,34 +226,43 @@ class Decoder {
 
 using namespace gilir;
 
+// What the functions below answer: no exception leaves the library.
+constexpr int32_t DONE = 0, NO_MEMORY = 1, UNSOUND_BATCH = 2, FAILED = 3;
+
+template <class F> static int32_t guarded(F&& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  } catch (...) {
+    return FAILED;
+  }
+}
+
 #pragma GCC visibility push(default)
 extern "C" {
 
 int64_t gilir_packed_size(int64_t n, int64_t k) { return padded(n, PANEL) * padded(k, K_MULTIPLE); }
 
 // weight: [n, k]; target: `gilir_packed_size` elements; of the model's format, or of eight bits each.
-void gilir_pack(const void* weight, int64_t n, int64_t k, void* target, int32_t eight_bits, int32_t threads) {
-  Pool::instance().run(threads, [&](int thread) {
+int32_t gilir_pack(const void* weight, int64_t n, int64_t k, void* target, int32_t eight_bits, int32_t threads) {
+  const auto work = [&](int thread) {
     const Share share((n + PANEL - 1) / PANEL, thread, threads);
     if (eight_bits) return pack(static_cast<const i8*>(weight), n, k, static_cast<i8*>(target), share.begin, share.end);
     pack(static_cast<const T*>(weight), n, k, static_cast<T*>(target), share.begin, share.end);
-  });
+  };
+  return guarded([&] { return Pool::instance().run(threads, work), DONE; });
 }
 
-void* gilir_create(const Op* ops, int64_t count, const int64_t* widths, int64_t buffers) {
-  return new Decoder(ops, count, widths, buffers);
+int32_t gilir_create(const Op* ops, int64_t count, const int64_t* widths, int64_t buffers, void** decoder) {
+  return guarded([&] { return *decoder = new Decoder(ops, count, widths, buffers), DONE; });
 }
 
 void gilir_destroy(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
-// 0, or 1 when the memory does not suffice.
 int32_t gilir_run(void* decoder, const Batch* batch) {
-  try {
-    static_cast<Decoder*>(decoder)->run(*batch);
-  } catch (const std::bad_alloc&) {
-    return 1;
-  }
-  return 0;
+  if (!is_sound(*batch)) return UNSOUND_BATCH;
+  return guarded([&] { return static_cast<Decoder*>(decoder)->run(*batch), DONE; });
 }
 
 }

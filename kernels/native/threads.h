@@ -90,9 +90,10 @@ class Pool {
   struct Seat { alignas(64) std::atomic<uint32_t> calls{0}; };
 
   void start() {
-    seats_.push_back(std::make_unique<Seat>());
-    Seat* seat = seats_.back().get();
-    int thread = static_cast<int>(seats_.size());
+    seats_.reserve(seats_.size() + 1);  // a seat whose thread could not be had must not be there
+    auto owned = std::make_unique<Seat>();
+    Seat* seat = owned.get();
+    int thread = static_cast<int>(seats_.size()) + 1;
     std::thread([this, seat, thread] {
       for (uint32_t calls = 0;; calls++) {
         wait_while(seat->calls, calls);
@@ -101,6 +102,7 @@ class Pool {
         pending_.notify_one();
       }
     }).detach();
+    seats_.push_back(std::move(owned));
   }
 
   const pid_t process_ = getpid();

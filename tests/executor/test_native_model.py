@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from executor_svc.kv_cache import KVCache
 from executor_svc.model import Decoder, NativeDecoder, load_model
 from executor_svc.model import native as native_module
 from executor_svc.model.native import NativeDecoder as Native
+from kernels import AttentionBatch
 from kernels.native import build as build_module
 from kernels.native.isa import VARIABLE, usable_isas
 from kernels.native.library import load
@@ -110,10 +112,57 @@ def test_no_matrix_is_held_twice(tied: bool, kind: str, tmp_path: Path, monkeypa
     assert not weights.layers and not weights.embedding.numel() and not weights.lm_head.weight.numel()
 
 
-def test_an_index_out_of_range_is_an_error_and_no_crash(tmp_path: Path) -> None:
+def decode_rows(decoder: NativeDecoder, **changes: list[Any]) -> torch.Tensor:
+    """The logits of two rows of one token in blocks of four positions, of the batch as `changes` make it."""
+    batch: dict[str, list[Any]] = {
+        "token_ids": [5, 6],
+        "slots": [0, 4],
+        "query_start": [0, 1, 2],
+        "context_lens": [1, 1],
+        "block_tables": [[0], [1]],
+    }
+    batch |= changes
+    cache = KVCache.allocate(decoder.config, 2, 4, decoder.dtype, decoder.device)
+    for layer in (*cache.k, *cache.v):
+        layer.fill_(float("nan"))
+    rows, tokens = len(batch["context_lens"]), len(batch["token_ids"])
+    attention = AttentionBatch(
+        query_start=torch.tensor(batch["query_start"], dtype=torch.int32),
+        context_lens=torch.tensor(batch["context_lens"], dtype=torch.int32),
+        block_tables=torch.tensor(batch["block_tables"], dtype=torch.int32),
+        max_query_len=1,
+        max_context_len=4,
+        num_decodes=rows,
+    )
+    slots, positions = torch.tensor(batch["slots"]), torch.zeros(tokens, dtype=torch.int64)
+    return decoder.forward(torch.tensor(batch["token_ids"]), positions, slots, attention, cache, torch.arange(tokens))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": [5, 512]},
+        {"slots": [0, 8]},
+        {"block_tables": [[0], [2]]},
+        {"block_tables": [[-1], [1]]},
+        {"context_lens": [1, 5]},
+        {"context_lens": [1, -1]},
+        {"query_start": [0, 1, 3]},
+        {"query_start": [0, 2, 1]},
+    ],
+)
+def test_an_index_out_of_range_is_an_error_and_no_crash(changes: dict[str, list[Any]], tmp_path: Path) -> None:
     decoder = native(save_model(make_model("llama"), tmp_path), "float32")
-    with pytest.raises(IndexError, match="token id"):
-        prompt_logits(decoder, [5, 512])
+    with pytest.raises(IndexError, match="out of range"):
+        decode_rows(decoder, **changes)
+    assert decode_rows(decoder).isfinite().all()
+
+
+def test_a_row_without_context_writes_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
+    decoder = native(save_model(make_model("llama"), tmp_path), "float32")
+    padded = decode_rows(decoder, slots=[0, -1], context_lens=[1, 0])
+    assert torch.equal(padded[0], decode_rows(decoder)[0])
+    assert padded.isfinite().all()  # what lies in the cache is NaN: it neither read nor wrote there
 
 
 class TestTorchServes:

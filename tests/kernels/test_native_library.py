@@ -58,7 +58,7 @@ class TestBuild:
     def quick(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         """A compiler that takes no time: it writes the name of its output into it. Returns the cache folder."""
 
-        def compile_(_compiler: str, _flags: tuple[str, ...], target: Path) -> None:
+        def compile_(_compiler: str, _flags: tuple[str, ...], _source: str, target: Path) -> None:
             target.write_text(str(target))
 
         monkeypatch.setattr(build_module, "_compile", compile_)

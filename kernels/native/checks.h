@@ -1,0 +1,23 @@
+// Whether a batch stays inside its tensors. A caller's mistake must not become a read of somebody else's memory.
+#pragma once
+#include "program.h"
+
+namespace gilir {
+
+// Query tokens of each row one behind the other, each context within its table, each block used there within the cache.
+inline bool is_sound(const Batch& batch) {
+  if (batch.rows == 0) return true;
+  if (batch.query_start[0] != 0 || batch.query_start[batch.rows] > batch.tokens) return false;
+  for (int64_t row = 0; row < batch.rows; row++) {
+    const int64_t queries = batch.query_start[row + 1] - batch.query_start[row], context = batch.context_lens[row];
+    if (queries < 0 || context < 0 || (context > 0 && queries > context)) return false;
+    const int64_t blocks = (context + batch.block_size - 1) / batch.block_size;
+    if (blocks > batch.table_stride) return false;
+    const int32_t* table = batch.block_tables + row * batch.table_stride;
+    for (int64_t i = 0; i < blocks; i++)
+      if (table[i] < 0 || table[i] >= batch.num_blocks) return false;
+  }
+  return true;
+}
+
+}  // namespace gilir
