@@ -68,6 +68,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     import torch  # after the environment is prepared
 
     from benchmarks import rates, shapes
+    from executor_svc.kv_cache import FP8
 
     steps = importlib.import_module("benchmarks.steps")
     if options.shape not in shapes.NAMES:
@@ -77,7 +78,8 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     cases = [steps.Case("decode", batch, context) for context in options.contexts for batch in options.batches]
     cases += [steps.Case("prefill", 1, tokens) for tokens in options.prefills]
     config = shapes.read_shape(options.shape, options.dtype, 1024)
-    fitting = [case for case in cases if steps.kv_bytes(config, case, options.steps) <= options.kv_gib * GIB]
+    kv_dtype = config.dtype if options.kv_cache_dtype == "auto" else FP8
+    fitting = [case for case in cases if steps.kv_bytes(config, case, options.steps, kv_dtype) <= options.kv_gib * GIB]
     for case in cases:
         if case not in fitting:
             print(f"left out: {case.kind} {case.batch} x {case.context}: its KV cache is too large", file=sys.stderr)

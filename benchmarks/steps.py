@@ -76,11 +76,11 @@ class Bench:
         )
         settings = ExecutorSettings(kv_cache_dtype=model.kv_cache_dtype, cuda_graphs=model.cuda_graphs)
         self.runner = make_runner(settings, loaded, limits, device)
+        warm_up(self.runner)
+        warm_up_graphs(self.runner)
         # What memory held before might be no number, and a decode reads all of its context.
         for layer in (*self.runner.cache.k, *self.runner.cache.v):
             layer.view(torch.uint8).random_(0, 60)  # in every format a number below 2
-        warm_up(self.runner)
-        warm_up_graphs(self.runner)
         self._random = np.random.default_rng(0)
         self._generation = 0
 
@@ -196,6 +196,6 @@ def summary(bench: Bench, case: Case, took: list[float], rates: Rates) -> dict[s
     }
 
 
-def kv_bytes(config: ModelConfig, case: Case, steps: int) -> int:
+def kv_bytes(config: ModelConfig, case: Case, steps: int, dtype: torch.dtype) -> int:
     """Memory of the blocks that a case holds."""
-    return case.blocks(steps) * block_bytes(config, BLOCK_SIZE, config.dtype)
+    return case.blocks(steps) * block_bytes(config, BLOCK_SIZE, dtype)

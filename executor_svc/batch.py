@@ -38,8 +38,8 @@ class Work:
     """[B+1] prefix sums of the tokens of each sequence row."""
     context_lens: Int32s
     """[B] tokens that hold KV after this iteration."""
-    block_tables: Int32s
-    """[B, MB] as wide as the longest context needs."""
+    max_blocks: int
+    """Width of the block tables that the longest context needs."""
     num_decodes: int
     max_query_len: int
     max_context_len: int
@@ -202,7 +202,7 @@ class BatchState:
             kv_slots=block * self.block_size + positions % self.block_size,
             query_start=query_start,
             context_lens=context_lens,
-            block_tables=self.block_tables[slots, : -(-max_context_len // self.block_size)],
+            max_blocks=-(-max_context_len // self.block_size),
             num_decodes=num_decodes,
             max_query_len=int(queries.max(initial=0)),
             max_context_len=max_context_len,
@@ -210,6 +210,10 @@ class BatchState:
             sample_slots=slots[sample_rows],
             prompt_rows=np.flatnonzero(scored),
         )
+
+    def tables_of(self, work: Work) -> Int32s:
+        """[B, MB] the block tables of the work's sequence rows, as wide as the longest context needs."""
+        return self.block_tables[work.slots, : work.max_blocks]
 
     def advance(self, work: Work, sampled: NDArray[np.integer]) -> NDArray[np.uint8]:
         """Append the sampled tokens ([R]) and move on. Returns a `FinishCode` for each.

@@ -18,7 +18,7 @@ Int64s = NDArray[np.int64]
 class DeviceColumns:
     """Block tables, last tokens and sampling parameters by slot, in one tensor whose address never changes.
 
-    There is one slot more than sequences: padding rows read it and write to it.
+    There is one slot more than sequences: padding rows read it, and nobody writes to it.
     """
 
     def __init__(self, state: BatchState, device: torch.device) -> None:

@@ -79,7 +79,7 @@ class DeviceInputs:
         self._batch = AttentionBatch(
             query_start=query_start,
             context_lens=context_lens,
-            block_tables=columns.block_tables[:, : work.block_tables.shape[1]].index_select(0, slots),
+            block_tables=columns.block_tables[:, : work.max_blocks].index_select(0, slots),
             max_query_len=work.max_query_len,
             max_context_len=work.max_context_len,
             num_decodes=work.num_decodes,

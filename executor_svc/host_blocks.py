@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,6 +13,9 @@ from executor_svc.transfer import Transfer
 
 BLOCKS_AT_ONCE = 16
 """Blocks that wait on the device, on their way out or in: they bound its scratch memory."""
+
+SLAB_BYTES = 1 << 30
+"""Of one allocation: torch rounds page-locked memory up to a power of two, so a single one might take twice as much."""
 
 
 class HostBlocks:
@@ -23,8 +28,14 @@ class HostBlocks:
     def __init__(self, cache: KVCache, num_blocks: int) -> None:
         self._layers = [words_of_blocks(layer) for layer in (*cache.k, *cache.v)]
         device, dtype = self._layers[0].device, self._layers[0].dtype
-        shape = (num_blocks, len(self._layers), self._layers[0].shape[1])
-        self._blocks = torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self._shape = (len(self._layers), self._layers[0].shape[1])
+        self._per_slab = max(1, SLAB_BYTES // (math.prod(self._shape) * dtype.itemsize))
+        self._slabs = [
+            torch.empty(
+                (min(self._per_slab, num_blocks - first), *self._shape), dtype=dtype, pin_memory=device.type == "cuda"
+            )
+            for first in range(0, num_blocks, self._per_slab)
+        ]
         self._transfer = Transfer(device)
 
     def take(self, pairs: NDArray[np.int32]) -> None:
@@ -35,7 +46,7 @@ class HostBlocks:
             for index, layer in enumerate(self._layers):
                 scratch[:, index] = layer.index_select(0, source)
             for place, block in enumerate(part[:, 1].tolist()):
-                self._blocks[block].copy_(scratch[place], non_blocking=True)
+                self._block(block).copy_(scratch[place], non_blocking=True)
 
     def give(self, pairs: NDArray[np.int32]) -> None:
         """Copy host blocks to the device. pairs: (host block, device block), flattened."""
@@ -43,13 +54,17 @@ class HostBlocks:
             target = self._transfer.send(part[:, 1].astype(np.int64))
             scratch = self._scratch(len(part))
             for place, block in enumerate(part[:, 0].tolist()):
-                scratch[place].copy_(self._blocks[block], non_blocking=True)
+                scratch[place].copy_(self._block(block), non_blocking=True)
             for index, layer in enumerate(self._layers):
                 layer.index_copy_(0, target, scratch[:, index])
 
+    def _block(self, number: int) -> torch.Tensor:
+        slab, place = divmod(number, self._per_slab)
+        return self._slabs[slab][place]
+
     def _scratch(self, count: int) -> torch.Tensor:
-        shape = (count, *self._blocks.shape[1:])
-        return torch.empty(shape, dtype=self._blocks.dtype, device=self._layers[0].device)
+        layer = self._layers[0]
+        return torch.empty((count, *self._shape), dtype=layer.dtype, device=layer.device)
 
 
 def _parts(pairs: NDArray[np.int32]) -> list[NDArray[np.int32]]:

@@ -71,7 +71,7 @@ class HostInputs:
         batch = AttentionBatch(
             query_start=send(work.query_start),
             context_lens=send(work.context_lens),
-            block_tables=send(work.block_tables),
+            block_tables=send(self._state.tables_of(work)),
             max_query_len=work.max_query_len,
             max_context_len=work.max_context_len,
             num_decodes=work.num_decodes,

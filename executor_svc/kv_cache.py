@@ -48,6 +48,11 @@ class KVCache:
 
         return cls(k=layers(), v=layers())
 
+    def clear(self) -> None:
+        """Zeros in all blocks."""
+        for layer in (*self.k, *self.v):
+            words_of_blocks(layer).zero_()
+
     def copy(self, pairs: NDArray[np.int32]) -> None:
         """Copy blocks inside the cache. pairs: (from, to), flattened."""
         source, target = pairs.reshape(-1, 2).T.astype(np.int64)

@@ -103,20 +103,19 @@ class PseudoModel:
     def _before(self, work: Work) -> UInt64s:
         """Hash of what lies before each row's first token, read through the block table."""
         last = work.positions[work.query_start[:-1]] - 1
-        rows = np.arange(len(work.slots))
         block_size = self.state.block_size
-        at = (
-            work.block_tables[rows, np.maximum(last, 0) // block_size].astype(np.int64) * block_size + last % block_size
-        )
+        blocks = self.state.block_tables[work.slots, np.maximum(last, 0) // block_size].astype(np.int64)
+        at = blocks * block_size + last % block_size
         return np.where(last >= 0, self.kv[at], np.uint64(0))
 
     def _damage(self, work: Work) -> UInt64s:
         """For each sampled row: 0 when all of its context is its own history."""
         damage = np.zeros(len(work.sample_rows), np.uint64)
         block_size = self.state.block_size
+        tables = self.state.tables_of(work)
         for i, (row, slot) in enumerate(zip(work.sample_rows.tolist(), work.sample_slots.tolist(), strict=True)):
             count = int(work.context_lens[row])
-            table = work.block_tables[row, : -(-count // block_size)].astype(np.int64)
+            table = tables[row, : -(-count // block_size)].astype(np.int64)
             context = self.kv.reshape(-1, block_size)[table].reshape(-1)[:count]
             expected = prefix_hashes(self.state.tokens[slot, :count])
             if not np.array_equal(context, expected):

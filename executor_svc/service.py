@@ -62,6 +62,7 @@ def start(settings: ExecutorSettings) -> Link:
     device = pick_device(settings.device)
     if device.type == "cuda":
         prepare_kernel_cache()
+    check_kv_cache_dtype(settings, device)
     loaded = load_model(
         settings.model_source,
         dtype=settings.dtype,
@@ -146,22 +147,24 @@ def make_runner(settings: ExecutorSettings, loaded: LoadedModel, limits: Limits,
     recorder: Recorder | None = None
     if device.type == "cuda":
         recorder = CudaGraphs(device) if settings.cuda_graphs else Eager()
-    cache_dtype = kv_cache_dtype(settings, loaded, device)
+    cache_dtype = kv_cache_dtype(settings, loaded)
     return Runner(loaded.decoder, loaded.card, limits, cache_dtype=cache_dtype, recorder=recorder)
 
 
-def kv_cache_dtype(settings: ExecutorSettings, loaded: LoadedModel, device: torch.device) -> torch.dtype:
+def check_kv_cache_dtype(settings: ExecutorSettings, device: torch.device) -> None:
     """Raises `StartError` for one that the device does not have."""
-    if settings.kv_cache_dtype == "auto":
-        return loaded.decoder.dtype
-    if device.type != "cuda":
+    if settings.kv_cache_dtype != "auto" and device.type != "cuda":
         raise StartError(f"kv-cache-dtype {settings.kv_cache_dtype}: only a GPU has it")
-    return FP8
+
+
+def kv_cache_dtype(settings: ExecutorSettings, loaded: LoadedModel) -> torch.dtype:
+    """What KV is kept in."""
+    return loaded.decoder.dtype if settings.kv_cache_dtype == "auto" else FP8
 
 
 def make_limits(settings: ExecutorSettings, loaded: LoadedModel, device: torch.device) -> Limits:
     """What this executor announces. Raises `StartError` when not even one block fits."""
-    dtype = kv_cache_dtype(settings, loaded, device)
+    dtype = kv_cache_dtype(settings, loaded)
     bytes_each = block_bytes(loaded.decoder.config, settings.block_size, dtype)
     num_blocks = settings.num_blocks
     if num_blocks is None and settings.kv_cache_gib is None and device.type == "cuda":

@@ -61,6 +61,7 @@ def warm_up(runner: Runner) -> None:
         _prefill_and_decode(runner, count, length=limits.max_num_batched_tokens // count)
     if runner.compiles:
         _decode_beside_a_prefill(runner)
+        _widest(runner)
 
 
 def warm_up_graphs(runner: Runner) -> int:
@@ -120,6 +121,37 @@ def _decode_beside_a_prefill(runner: Runner) -> None:
             prefill_lengths=np.array([length], np.int32),
             new=(beside,),
         ),
+    )
+
+
+def _widest(runner: Runner) -> None:
+    """The longest context beside the most rows and tokens, then one decode of all.
+
+    Attention takes its grid, its scratch memory and its variants from the bounds of these, whatever the rows hold.
+    """
+    limits, state = runner.limits, runner.state
+    seats = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.num_blocks)
+    if seats < 2 or limits.block_size < 2:
+        return
+    short = seats - 2  # of one token and one block
+    room = (limits.num_blocks - short - 1) * limits.block_size - 1
+    chunk = min(limits.max_num_batched_tokens - seats + 1, state.max_model_len - 2, room)
+    if chunk < 1:
+        return
+    behind = short + chunk // limits.block_size + 1
+    full = min(limits.num_blocks - behind - 1, (state.max_model_len - 3) // limits.block_size)
+    runner.cache.clear()  # what was never written may be NaN
+    new = [_new(slot, 1, slot, 1, PLAIN) for slot in range(short)]
+    new.append(_new(short, chunk, short, behind - short, PLAIN))
+    long = _new(short + 1, full * limits.block_size + 1, behind, full + 1, PLAIN)
+    new.append(replace(long, computed=full * limits.block_size))
+    slots = np.arange(seats, dtype=np.uint16)
+    lengths = np.ones(seats, np.int32)
+    lengths[short] = chunk
+    _run(
+        runner,
+        Plan(0, 1, prefills=slots, prefill_lengths=lengths, new=tuple(new)),
+        Plan(0, 2, decodes=slots),
     )
 
 

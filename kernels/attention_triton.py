@@ -44,7 +44,8 @@ def paged_attention_triton(
     capacity = len(plan.items)
     programs = max(1, (DECODE_PROGRAMS if decodes_only else MIXED_PROGRAMS) // kv_heads)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    partial, partial_sum = out, out
+    # Not written where no row is split; of the same type then, so that the kernel is the same.
+    partial = partial_sum = plan.items.view(torch.float32)
     if plan.splits > 1:
         partial = torch.empty((capacity, heads, head_dim), dtype=torch.float32, device=q.device)
         partial_sum = torch.empty((capacity, heads), dtype=torch.float32, device=q.device)

@@ -11,8 +11,8 @@ from kernels.float8 import as_bytes
 def copy_blocks(k_cache: torch.Tensor, v_cache: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> None:
     """Copies block `src[i]` onto block `dst[i]` in both caches.
 
-    k_cache, v_cache: [NB, BS, HK, D] contiguous; src, dst: [N] int64. A destination appears once, and is never also
-    a source of the same call: the copies run in no particular order.
+    k_cache, v_cache: [NB, ...] contiguous, a block in each row; src, dst: [N] int64. A destination appears once, and is
+    never also a source of the same call: the copies run in no particular order.
     """
     run = copy_blocks_triton if use_triton(k_cache) else copy_blocks_reference
     run(as_bytes(k_cache), as_bytes(v_cache), src, dst)

@@ -42,6 +42,20 @@ def gelu_tanh_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
+def _activate(gate, up, dtype, ACTIVATION: tl.constexpr):
+    """What `silu_mul` (0), `gelu_tanh_mul` (1) and the clamped SwiGLU (2) give, in fp32; dtype is that of the layer."""
+    if ACTIVATION == 2:
+        gate, up = tl.minimum(gate, 7.0), tl.minimum(tl.maximum(up, -7.0), 7.0)
+        return (up + 1.0) * gate * tl.sigmoid(1.702 * gate)
+    if ACTIVATION == 1:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        activated = gate * tl.sigmoid(2.0 * inner)  # (1 + tanh(x)) / 2 = sigmoid(2x)
+    else:
+        activated = gate * tl.sigmoid(gate)
+    return activated.to(dtype).to(tl.float32) * up
+
+
+@triton.jit
 def _gated_kernel(gate_up_ptr, out_ptr, row_stride, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     """One program a row and BLOCK columns of it."""
     row = tl.program_id(0).to(tl.int64)
@@ -49,13 +63,8 @@ def _gated_kernel(gate_up_ptr, out_ptr, row_stride, width, GELU: tl.constexpr, B
     mask = column < width
     gate = tl.load(gate_up_ptr + row * row_stride + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * row_stride + width + column, mask=mask, other=0.0).to(tl.float32)
-    if GELU:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        activated = gate * tl.sigmoid(2.0 * inner)  # (1 + tanh(x)) / 2 = sigmoid(2x)
-    else:
-        activated = gate * tl.sigmoid(gate)
     dtype = out_ptr.dtype.element_ty
-    out = activated.to(dtype).to(tl.float32) * up
+    out = _activate(gate, up, dtype, 1 if GELU else 0)
     tl.store(out_ptr + row * width + column, out.to(dtype), mask=mask)
 
 

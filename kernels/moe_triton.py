@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from kernels.compiler import ceil_div, power_of_two, tl, triton
+from kernels.gated_activation import _activate
 
 ROWS, COLUMNS = 64, 64
 """Of a tile: pairs of one expert, and outputs."""
@@ -104,20 +105,6 @@ def _expert_of_tile(starts_ptr, tile, experts, EXPERTS: tl.constexpr, ROWS: tl.c
     tiles = (end - start + ROWS - 1) // ROWS
     chosen = tl.sum((tl.cumsum(tiles) <= tile).to(tl.int32))
     return chosen, tile - tl.sum(tl.where(expert < chosen, tiles, 0))
-
-
-@triton.jit
-def _activate(gate, up, dtype, ACTIVATION: tl.constexpr):
-    """What `silu_mul`, `gelu_tanh_mul` and the clamped SwiGLU give, in fp32; dtype is that of the layer."""
-    if ACTIVATION == 2:
-        gate, up = tl.minimum(gate, 7.0), tl.minimum(tl.maximum(up, -7.0), 7.0)
-        return (up + 1.0) * gate * tl.sigmoid(1.702 * gate)
-    if ACTIVATION == 1:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        activated = gate * tl.sigmoid(2.0 * inner)
-    else:
-        activated = gate * tl.sigmoid(gate)
-    return activated.to(dtype).to(tl.float32) * up
 
 
 @triton.jit

@@ -7,12 +7,13 @@ from typing import Literal
 import torch
 
 from kernels.compiler import ceil_div, tl, triton, use_triton
+from kernels.float8 import E4M3, E4M3_MAX
 from kernels.invariant_linear import GROUP_ROWS, tile_of
 from kernels.linear import settled_tiling, tiled_linear
 
 WeightKind = Literal["int8", "fp8"]
-QUANTIZED_DTYPES: dict[WeightKind, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-LARGEST: dict[WeightKind, float] = {"int8": 127.0, "fp8": 448.0}
+QUANTIZED_DTYPES: dict[WeightKind, torch.dtype] = {"int8": torch.int8, "fp8": E4M3}
+LARGEST: dict[WeightKind, float] = {"int8": 127.0, "fp8": E4M3_MAX}
 """What a channel's largest absolute weight becomes."""
 REFERENCE_ELEMENTS = 1 << 20
 """Weights that the reference holds in fp32 at a time."""

@@ -47,6 +47,8 @@ def iterations(context: Context) -> Iterator[Row]:
     limits = Limits(BLOCK_SIZE, max(batches) * blocks_each, 0, max(batches), 2048)
     found: dict[bool, list[float]] = {}
     for on in (True, False):
+        if context.must_end():
+            raise RuntimeError("the time is up")
         model, card = random_model(context, 4096, batch_invariant=on, num_hidden_layers=layers)
         runner = make_runner(context, model, card, limits)
         warm_up_graphs(runner)
@@ -59,8 +61,6 @@ def iterations(context: Context) -> Iterator[Row]:
         kind = "decode" if place < len(batches) else f"prefill {chunk}"
         ratio = round(on_ms / off_ms, 3)
         yield {"what": kind, "batch": batch, "off_ms": off_ms, "on_ms": on_ms, "times_off": ratio}
-    if context.must_end():
-        raise RuntimeError("the time is up")
 
 
 def prefill_milliseconds(context: Context, runner: Runner, length: int, blocks_each: int) -> float:
@@ -93,6 +93,8 @@ def products(context: Context) -> Iterator[Row]:
         for outputs, inputs in sizes
     ]
     for batch in (1, 3) if context.tiny else (1, 8, 16, 32, 64, 256, 2048):
+        if context.must_end():
+            raise RuntimeError("the time is up")
         inputs = {
             width: torch.randn(batch, width, device=context.device, dtype=dtype) for width in {k for _, k in sizes}
         }
@@ -106,8 +108,6 @@ def products(context: Context) -> Iterator[Row]:
             "invariant_ms_a_layer": round(invariant, 4),
             "times_library": round(invariant / library, 3),
         }
-        if context.must_end():
-            raise RuntimeError("the time is up")
 
 
 def milliseconds(

@@ -49,12 +49,12 @@ def rows(context: Context) -> Iterator[Row]:
         if graphs:
             yield {"what": "capture", "graphs": count, "seconds": round(time.perf_counter() - started, 2)}
         for batch in batches:
+            if context.must_end():
+                raise RuntimeError("the time is up")
             found = measure(context, runner, batch, length, steps, blocks_each)
             floor_ms = (weight_bytes + batch * (length + 1.5 * steps) * each) / bandwidth * 1e3
             found |= {"floor_ms": round(floor_ms, 3), "times_floor": round(found["ms"] / floor_ms, 3)}
             yield {"what": "decode", "batch": batch, "context": length, "graphs": graphs, **found}
-            if context.must_end():
-                raise RuntimeError("the time is up")
         del runner
 
 

@@ -31,8 +31,8 @@ def test_a_whole_prefill_is_laid_out() -> None:
     assert work.kv_slots.tolist() == [28, 29, 30, 31, 8, 20, 21]
     assert work.query_start.tolist() == [0, 5, 7]
     assert work.context_lens.tolist() == [5, 2]
-    assert work.block_tables.tolist()[0] == [7, 2]
-    assert work.block_tables.tolist()[1][0] == 5
+    assert state.tables_of(work).tolist()[0] == [7, 2]
+    assert state.tables_of(work).tolist()[1][0] == 5
     assert (work.num_decodes, work.max_query_len, work.max_context_len) == (0, 5, 5)
     assert work.sample_rows.tolist() == [0, 1] and work.sample_slots.tolist() == [3, 0]
     assert work.logit_rows.tolist() == [4, 6]
@@ -68,7 +68,7 @@ def test_a_prefix_hit_is_not_computed_again() -> None:
     state = make_state()
     work = state.apply(prefill_plan(1, new_sequence(0, list(range(10, 19)), [3, 9, 1], computed=8)))
     assert work.positions.tolist() == [8] and work.kv_slots.tolist() == [4]
-    assert work.context_lens.tolist() == [9] and work.block_tables.tolist() == [[3, 9, 1]]
+    assert work.context_lens.tolist() == [9] and state.tables_of(work).tolist() == [[3, 9, 1]]
 
 
 def test_a_resumed_sequence_goes_on_where_it_was() -> None:
@@ -178,7 +178,8 @@ class Reference:
         self.table: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
 
-    def expect(self, work: Work, plan: Plan, block_size: int) -> None:
+    def expect(self, work: Work, plan: Plan, state: BatchState) -> None:
+        block_size = state.block_size
         rows = [(s, 1) for s in plan.decodes.tolist()]
         rows += list(zip(plan.prefills.tolist(), plan.prefill_lengths.tolist(), strict=True))
         token_ids, positions, kv_slots, samples = [], [], [], []
@@ -198,7 +199,7 @@ class Reference:
         assert work.context_lens.tolist() == [self.computed[slot] for slot, _ in rows]
         for row, (slot, _) in enumerate(rows):
             width = -(-self.computed[slot] // block_size)
-            assert work.block_tables[row, :width].tolist() == self.table[slot][:width]
+            assert state.tables_of(work)[row, :width].tolist() == self.table[slot][:width]
 
 
 @settings(max_examples=60, deadline=None)
@@ -248,7 +249,7 @@ def test_any_run_of_good_plans_equals_the_plain_mirror(data: st.DataObject) -> N
             appended_blocks=ids(*(b for _, b in appended)),
         )
         work = state.apply(plan)
-        reference.expect(work, plan, block_size)
+        reference.expect(work, plan, state)
         sampled = np.array([data.draw(st.integers(0, VOCABULARY - 1)) for _ in work.sample_slots], np.int64)
         state.advance(work, sampled)
         for slot, token in zip(work.sample_slots.tolist(), sampled.tolist(), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,24 @@ def test_warm_up_runs_every_graph(expected: dict[str, list[int]]) -> None:
     assert set(graphs.replayed) == set(graphs.recorded) == {1, 2, 4, 8}
     assert not runner.state.columns.live.any()
     assert outputs(runner) == expected
+
+
+def test_warm_up_reaches_the_bounds_of_every_iteration() -> None:
+    # What a kernel takes from a bound that no warm-up reached, it takes first while a request waits.
+    reached: list[tuple[int, int, int]] = []
+
+    class Model(WatchedModel):
+        def forward(self, *arguments: Any) -> torch.Tensor:
+            token_ids, batch = arguments[0], arguments[3]
+            reached.append((len(batch.context_lens), len(token_ids), batch.block_tables.shape[1]))
+            return super().forward(*arguments)
+
+    for num_blocks, widest in ((64, 16), (24, 24 - 11)):
+        reached.clear()
+        limits = Limits(4, num_blocks, 0, 8, 24)
+        warm_up(Runner(Model(), replace(CARD, max_model_len=63), limits, recorder=Eager()))
+        assert (8, 24, widest) in reached, "rows, tokens and blocks at once"
+        assert (8, 8, widest) in reached, "and of decodes"
 
 
 def test_graphs_share_their_result() -> None:

@@ -16,7 +16,7 @@ from executor_svc import service
 from executor_svc.kv_cache import FP8, block_bytes
 from executor_svc.model import load_model
 from executor_svc.runner import Runner
-from executor_svc.service import StartError, make_limits, pick_device
+from executor_svc.service import StartError, make_limits, pick_device, start
 from executor_svc.settings import ExecutorSettings
 from tests.executor.mini_server import run
 from tests.executor.plans import decode_plan, new_sequence, prefill_plan
@@ -103,8 +103,13 @@ def test_8_bit_kv_is_another_model(folder: Path) -> None:
     assert loaded.card.fingerprint != load_model(str(folder), dtype="float32").card.fingerprint
     shape = loaded.decoder.config
     assert 4 * block_bytes(shape, 16, FP8) == block_bytes(shape, 16, torch.float32)
+
+
+def test_kv_that_the_device_does_not_have(tmp_path: Path) -> None:
+    """Told before the model is loaded: here there is none."""
+    flags = ("--device", "cpu", "--kv-cache-dtype", "fp8", "--model", str(tmp_path), "--scheduler", "tcp://127.0.0.1:1")
     with pytest.raises(StartError, match="kv-cache-dtype fp8: only a GPU has it"):
-        make_limits(settings("--kv-cache-dtype", "fp8"), loaded, torch.device("cpu"))
+        start(settings(*flags))
 
 
 def test_settings_of_graphs() -> None:
