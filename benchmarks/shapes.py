@@ -13,12 +13,10 @@ import torch
 
 from common.wire import ModelCard
 from executor_svc.fake_model import DEFAULT_MODEL
-from executor_svc.model import Decoder, LoadedModel, ModelConfig
+from executor_svc.model import LoadedModel, ModelConfig
 from executor_svc.model.config import read_config
-from executor_svc.model.native import NativeDecoder
+from executor_svc.model.cpu_step import CpuStep, make_decoder
 from executor_svc.model.weights import Weights, allocate
-from kernels.native import library
-from kernels.native.isa import usable_isas
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
@@ -105,8 +103,10 @@ def random_weights(config: ModelConfig, device: torch.device, seed: int = 0) -> 
     return weights, _size(weights)
 
 
-def load_random(config: ModelConfig, device: torch.device, *, native: bool) -> tuple[LoadedModel, Size]:
-    """A decoder with random weights. native: of the CPU's own kernels. Raises ValueError where there are none."""
+def load_random(
+    config: ModelConfig, device: torch.device, cpu_step: CpuStep, kv_cache_dtype: str
+) -> tuple[LoadedModel, Size]:
+    """The decoder that the service would choose, with random weights."""
     weights, size = random_weights(config, device)
     card = ModelCard(
         name="random",
@@ -116,12 +116,7 @@ def load_random(config: ModelConfig, device: torch.device, *, native: bool) -> t
         eos_ids=(),
         dtype=config.dtype_name,
     )
-    if not native:
-        return LoadedModel(Decoder(config, weights), card), size
-    isas = usable_isas() if device.type == "cpu" else []
-    if not isas:
-        raise ValueError("no native kernels for this machine")
-    return LoadedModel(NativeDecoder(config, weights, library.load(isas[0], config.dtype)), card), size
+    return LoadedModel(make_decoder(config, weights, cpu_step, kv_cache_dtype), card), size
 
 
 def _tensors(weights: Weights) -> Iterator[torch.Tensor]:

@@ -1,6 +1,6 @@
 """How long the executor's steps take, against the floor that memory and arithmetic set.
 
-    python -m benchmarks.step_time [--shape smollm2-135m] [--device cuda] [--dtype bfloat16] [--native] [--full]
+    python -m benchmarks.step_time [--shape smollm2-135m] [--device cuda] [--dtype bfloat16] [--cpu-step torch] [--full]
 
 The executor's own `Runner` runs plans on a model of the given shape with random weights: all that an iteration does on
 the executor's side, the sampler included, without sockets. Prompts are random; a decode's context is not computed but
@@ -41,7 +41,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", default="smollm2-135m", help="%(default)s, llama-3.1-8b, gemma-3-270m or embedded")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--native", action="store_true", help="the CPU's own kernels instead of torch")
+    parser.add_argument("--cpu-step", choices=("native", "torch"), default="native")
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     parser.add_argument("--no-cuda-graphs", dest="cuda_graphs", action="store_false")
     parser.add_argument("--threads", type=int, help="of the CPU; none: one a core")
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         shape=options.shape,
         dtype=options.dtype,
         device=options.device,
-        native=options.native,
+        cpu_step=options.cpu_step,
         kv_cache_dtype=options.kv_cache_dtype,
         cuda_graphs=options.cuda_graphs,
     )
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     with rates.RateMeter(options.device, options.dtype, torch.get_num_threads()) as meter:
         took = steps.measure(bench, fitting, options.rounds, meter.measure)
         best = meter.best
-    common = {"shape": options.shape, "device": options.device, "native": options.native}
+    common = {"shape": options.shape, "device": options.device, "cpu_step": options.cpu_step}
     lines = [steps.summary(bench, case, times, best) for case, times in zip(fitting, took, strict=True)]
     return [common | line for line in lines]
 

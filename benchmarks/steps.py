@@ -17,6 +17,7 @@ from benchmarks.shapes import Size, load_random, read_shape
 from common.wire import Fault, Limits, NewSequence, Plan, SamplingParams
 from executor_svc.kv_cache import block_bytes
 from executor_svc.model import ModelConfig
+from executor_svc.model.cpu_step import CpuStep
 from executor_svc.service import make_runner
 from executor_svc.settings import ExecutorSettings
 from executor_svc.warm_up import warm_up, warm_up_graphs
@@ -53,7 +54,7 @@ class Model:
     shape: str = "smollm2-135m"
     dtype: str = "bfloat16"
     device: str = "cpu"
-    native: bool = False
+    cpu_step: CpuStep = "native"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     cuda_graphs: bool = True
 
@@ -66,7 +67,7 @@ class Bench:
         device = torch.device(model.device)
         self.config = read_shape(model.shape, model.dtype, longest)
         self.steps = steps
-        loaded, self.size = load_random(self.config, device, native=model.native)
+        loaded, self.size = load_random(self.config, device, model.cpu_step, model.kv_cache_dtype)
         limits = Limits(
             block_size=BLOCK_SIZE,
             num_blocks=max(case.blocks(steps) for case in cases),
