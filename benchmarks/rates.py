@@ -87,12 +87,15 @@ class Probe:
         self._ones = torch.ones(4096)
         self._edge = GPU_MATRIX if self._gpu else CPU_MATRIX
         self._square = torch.ones(self._edge, self._edge, dtype=dtype, device=device)
+        first = {multiply: self._seconds(multiply) for multiply in self._products()}
+        # Where a library has no kernel for a dtype, it may take seconds.
+        self._multiply = [multiply for multiply, took in first.items() if took < 4 * min(first.values())]
 
     def measure(self) -> Rates:
         reads: list[Callable[[torch.Tensor], object]] = [torch.sum, _sum_of_floats]
         reads += [] if self._gpu else [self._product_of_rows, self._in_threads]
         took = [self._seconds(partial(read, piece)) for read in reads for piece in self._pieces]
-        products = [self._seconds(multiply) for multiply in self._products() for _ in range(PIECES)]
+        products = [self._seconds(multiply) for multiply in self._multiply for _ in range(PIECES)]
         return Rates(self._pieces[0].nbytes / min(took), 2 * self._edge**3 / min(products))
 
     def _product_of_rows(self, piece: torch.Tensor) -> object:
