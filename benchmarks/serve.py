@@ -111,7 +111,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         return [float(part) for part in text.split(",") if part]
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="", help="folder of a Hugging Face model; default: the embedded one")
+    parser.add_argument(
+        "--model", default="", help="folder of a Hugging Face model, or a GGUF file; default: the embedded one"
+    )
     parser.add_argument("--executor-flags", default="", help="as in '--dtype bfloat16 --kv-cache-gib 4'")
     parser.add_argument("--scheduler-flags", default="")
     parser.add_argument("--url", help="measure a server that runs")
@@ -145,6 +147,9 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         requests = load.read_workload(options.workload)
     requests = requests[options.skip : options.skip + options.requests]
+    if not requests:
+        print("error: --requests and --skip leave no request of the workload", file=sys.stderr)
+        return 1
     runs: list[dict[str, float]] = [{"concurrency": concurrency} for concurrency in options.concurrency]
     runs += [{"rate": rate} for rate in options.rate]
     with ExitStack() as stack:

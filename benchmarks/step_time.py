@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         lines = run(options)
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:  # AssertionError: a torch without CUDA
         print(f"error: {error}", file=sys.stderr)
         return 1
     print("\n".join(json.dumps(line) for line in lines) if options.json else table(lines))

@@ -24,7 +24,9 @@ def handle_stop(_signal: int, _frame: FrameType | None) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="serve", description=__doc__)
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--model", default="", help="folder of a Hugging Face model; default: the embedded one")
+    parser.add_argument(
+        "--model", default="", help="folder of a Hugging Face model, or a GGUF file; default: the embedded one"
+    )
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle_stop)

@@ -52,6 +52,7 @@ def find_library(dtype: torch.dtype, weights: torch.dtype | None = None) -> tupl
     except ValueError as error:
         return None, str(error)
     for isa in isas:
+        log.info("native CPU step; its kernels are compiled where the cache has none, in some seconds", isa=isa.name)
         try:
             library = load(isa, dtype, weights)
             if self_check(library):
