@@ -111,9 +111,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         return [float(part) for part in text.split(",") if part]
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", default="", help="folder of a Hugging Face model, or a GGUF file; default: the embedded one"
-    )
+    parser.add_argument("--model", default="", help="model folder or GGUF file; default: the embedded model")
     parser.add_argument("--executor-flags", default="", help="as in '--dtype bfloat16 --kv-cache-gib 4'")
     parser.add_argument("--scheduler-flags", default="")
     parser.add_argument("--url", help="measure a server that runs")

@@ -24,9 +24,7 @@ def handle_stop(_signal: int, _frame: FrameType | None) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="serve", description=__doc__)
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument(
-        "--model", default="", help="folder of a Hugging Face model, or a GGUF file; default: the embedded one"
-    )
+    parser.add_argument("--model", default="", help="model folder or GGUF file; default: the embedded model")
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle_stop)

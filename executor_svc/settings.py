@@ -33,9 +33,7 @@ class ExecutorSettings(ServiceSettings):
     grace_s: float = Field(10.0, ge=0, description="seconds that the scheduler gets at SIGTERM to move the sequences")
     status_file: Path | None = Field(None, description="a file that exists while this executor is attached")
 
-    model: str = Field(
-        "", description="folder of a Hugging Face model, a GGUF file, or a hub id; empty: the embedded model"
-    )
+    model: str = Field("", description="model folder, GGUF file, or hub id; empty: the embedded model")
     served_model_name: str = Field("", max_length=256, description="name for clients; empty: the folder's")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: the model's own")
     quantization: Literal["none", "int8", "fp8"] = Field(
