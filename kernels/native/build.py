@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ FLAGS = (
 libraries of one process must not share the statics of their inline functions, which differ in size."""
 CACHE_VARIABLE = "GILIR_NATIVE_CACHE"
 _TIMEOUT_S = 300
+_SEAL_BYTES = 16
 
 
 class BuildError(Exception):
@@ -30,40 +32,61 @@ def build(extra_flags: tuple[str, ...], source: str = "step.cpp") -> Path:
     """The shared library of one source file, compiled with `extra_flags` unless the cache has it.
 
     The cache is the folder that `GILIR_NATIVE_CACHE` names, or else `gilir/native` in the user's cache folder. Where it
-    cannot be written the library goes to a folder of this process. Several processes may build at once: each renames
-    its finished file into place. Raises `BuildError`.
+    cannot be read and written the library goes to a folder of this process. Several processes may build at once: each
+    renames its finished file into place. A kept file that is not whole is built again. Raises `BuildError`.
     """
     compiler = find_compiler()
     name = f"{_digest(compiler, extra_flags, source)}.so"
-    kept = _cache_folder() / name
-    if kept.is_file():
-        return kept
-    for folder in (kept.parent, None):
+    failure: Exception | None = None
+    for choose in (_cache_folder, _own_folder):
         try:
-            if folder is None:
-                folder = _own_folder()
-            folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=folder, prefix=f"{name}.", suffix=".part")
-        except OSError as error:
+            kept = choose() / name
+            if _is_whole(kept):
+                return kept
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=kept.parent, prefix=f"{name}.", suffix=".part")
+        except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
             failure = error
             continue
         os.close(handle)
         try:
             _compile(compiler, extra_flags, source, Path(temporary))
-            Path(temporary).rename(folder / name)
+            _seal(Path(temporary))
+            Path(temporary).rename(kept)
         finally:
             Path(temporary).unlink(missing_ok=True)
-        return folder / name
+        return kept
     raise BuildError(f"no folder for the compiled kernels: {failure}")
 
 
-def find_compiler() -> str:
-    """Path of a C++ compiler: of the variable CXX, or the first that is installed. Raises `BuildError`."""
+def _seal(path: Path) -> None:
+    """Append the digest of a library to it, which the loader passes over, and see both onto the disk."""
+    whole = path.read_bytes()
+    if not whole:
+        raise BuildError("the C++ compiler wrote nothing")
+    with path.open("ab") as file:
+        file.write(hashlib.blake2b(whole, digest_size=_SEAL_BYTES).digest())
+        file.flush()
+        os.fsync(file.fileno())
+    path.chmod(0o755)  # others may use the cache too
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a sealed library is there. To load one that was cut short would end the process."""
+    if not path.is_file():
+        return False
+    data = path.read_bytes()
+    return hashlib.blake2b(data[:-_SEAL_BYTES], digest_size=_SEAL_BYTES).digest() == data[-_SEAL_BYTES:]
+
+
+def find_compiler() -> tuple[str, ...]:
+    """Command of a C++ compiler: of the variable CXX, or the first that is installed. Raises `BuildError`."""
     names = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
     for name in names:
-        found = shutil.which(name)
+        program, *options = shlex.split(name)  # such as "ccache g++"
+        found = shutil.which(program)
         if found:
-            return found
+            return (found, *options)
     raise BuildError(f"no C++ compiler ({', '.join(names)})")
 
 
@@ -84,7 +107,7 @@ def _own_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="gilir-native-"))
 
 
-def _digest(compiler: str, extra_flags: tuple[str, ...], source: str) -> str:
+def _digest(compiler: tuple[str, ...], extra_flags: tuple[str, ...], source: str) -> str:
     whole = hashlib.blake2b(digest_size=16)
     for part in (_version(compiler), source, *FLAGS, *extra_flags):
         whole.update(part.encode() + b"\0")
@@ -94,12 +117,12 @@ def _digest(compiler: str, extra_flags: tuple[str, ...], source: str) -> str:
 
 
 @cache
-def _version(compiler: str) -> str:
-    return compiler + _run([compiler, "--version"])
+def _version(compiler: tuple[str, ...]) -> str:
+    return " ".join(compiler) + _run([*compiler, "--version"])
 
 
-def _compile(compiler: str, extra_flags: tuple[str, ...], source: str, target: Path) -> None:
-    _run([compiler, *FLAGS, *extra_flags, str(SOURCES / source), "-o", str(target)])
+def _compile(compiler: tuple[str, ...], extra_flags: tuple[str, ...], source: str, target: Path) -> None:
+    _run([*compiler, *FLAGS, *extra_flags, str(SOURCES / source), "-o", str(target)])
 
 
 def _run(command: list[str]) -> str:

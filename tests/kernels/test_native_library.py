@@ -58,7 +58,7 @@ class TestBuild:
     def quick(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         """A compiler that takes no time: it writes the name of its output into it. Returns the cache folder."""
 
-        def compile_(_compiler: str, _flags: tuple[str, ...], _source: str, target: Path) -> None:
+        def compile_(_compiler: tuple[str, ...], _flags: tuple[str, ...], _source: str, target: Path) -> None:
             target.write_text(str(target))
 
         monkeypatch.setattr(build_module, "_compile", compile_)
@@ -68,7 +68,7 @@ class TestBuild:
     def test_is_kept_by_flags_and_sources(self, quick: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         first = build(("-A",))
         assert first.parent == quick and build(("-A",)) == first
-        assert first.read_text() != str(first), "it was renamed into place"
+        assert first.read_bytes()[:-16] != bytes(first), "it was renamed into place"
         assert build(("-B",)) != first
         changed = tmp_path / "step.cpp"
         changed.write_text("// other")
@@ -84,6 +84,34 @@ class TestBuild:
         quick.write_text("a file where the folder should be")
         path = build(("-A",))
         assert path.is_file() and path.parent != quick and path.parent.stat().st_mode & 0o077 == 0
+
+    @pytest.mark.parametrize("left", [0, 8, 30])
+    def test_a_file_cut_short_is_built_again(self, quick: Path, left: int) -> None:
+        path = build(("-A",))
+        whole = path.read_bytes()
+        path.write_bytes(whole[:left])
+        assert build(("-A",)) == path and len(path.read_bytes()) == len(whole)
+        assert path.stat().st_mode & 0o777 == 0o755
+
+    def test_a_compiler_that_writes_nothing(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv(build_module.CACHE_VARIABLE, str(tmp_path))
+        monkeypatch.setenv("CXX", "true")
+        with pytest.raises(BuildError, match="wrote nothing"):
+            build(("-A",))
+        assert not [*tmp_path.iterdir()]
+
+    def test_a_user_without_a_home(self, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def homeless() -> Path:
+            raise RuntimeError("could not determine home directory")
+
+        monkeypatch.delenv(build_module.CACHE_VARIABLE)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(build_module.Path, "home", homeless)
+        assert build(("-A",)).is_file()
+
+    def test_a_compiler_behind_another_command(self, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CXX", "env g++")
+        assert build_module.find_compiler()[1:] == ("g++",) and build(("-A",)).is_file()
 
     def test_without_a_compiler(self, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CXX", "no-such-compiler")
