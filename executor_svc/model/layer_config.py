@@ -115,8 +115,9 @@ def _sparse_layers(fields: Fields, family: Family, count: int) -> frozenset[int]
         return frozenset()
     if family.experts is not Experts.QWEN:
         return frozenset(range(count))
-    dense = fields.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
-        raise fields.error("mlp_only_layers", f"expected a list of integers, got {short(dense)}")
+    given = fields.get("mlp_only_layers")
+    dense = [] if given is None else given
+    if not isinstance(dense, list) or any(type(layer) is not int or not 0 <= layer < count for layer in dense):
+        raise fields.error("mlp_only_layers", f"expected a list of layers below {count}, got {short(dense)}")
     step = fields.integer("decoder_sparse_step")
     return frozenset(layer for layer in range(count) if (layer + 1) % step == 0 and layer not in dense)

@@ -88,6 +88,8 @@ def read(
         ("mixtral", {"num_local_experts": 4, "num_experts": 8}, "num_experts: contradicts num_local_experts"),
         ("mixtral", {"num_local_experts": 0}, "num_local_experts"),
         ("qwen3_moe", {"mlp_only_layers": [0.5]}, "mlp_only_layers"),
+        ("qwen3_moe", {"mlp_only_layers": [99]}, "mlp_only_layers"),
+        ("qwen3_moe", {"mlp_only_layers": {}}, "mlp_only_layers"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ("qwen3_moe", {"n_shared_experts": 1}, "n_shared_experts"),
         ("qwen3_moe", {"use_sliding_window": True, "max_window_layers": 2}, "max_window_layers"),
