@@ -21,6 +21,7 @@ import os
 import sys
 from typing import Any
 
+from common.logs import configure_logs
 from executor_svc.determinism import prepare_environment
 
 DEFAULT_BATCHES, DEFAULT_CONTEXTS = [1, 8, 32], [256]
@@ -120,6 +121,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     prepare_environment()
+    configure_logs("step_time")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         lines = run(options)

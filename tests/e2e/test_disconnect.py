@@ -69,6 +69,8 @@ def test_leaving_half_way_through_a_chunked_prefill(start: Callable[..., Any]) -
     for _ in range(4):
         fake.release(1)
     fake.wait_plans(5)
+    # Metrics lag: the request must be seen there before it can be seen to have gone.
+    stack.until(lambda: stack.metric("gilir_live_sequences") == 1, "the request to be counted")
     connection.close()
     stack.until(lambda: stack.metric("gilir_live_sequences") == 0, "the request to be dropped")
     fake.release()
