@@ -11,16 +11,15 @@ import structlog
 import torch
 
 from common.wire import ModelCard
-from executor_svc.model.card import build_card, build_gguf_card
-from executor_svc.model.config import ModelConfig, Quantization, read_config
+from executor_svc.model.config import ModelConfig, Quantization
 from executor_svc.model.cpu_step import CpuStep, make_decoder
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.errors import ModelError
 from executor_svc.model.fingerprint import model_fingerprint
-from executor_svc.model.gguf import GGUFModel, gguf_file
 from executor_svc.model.hub import model_folder
-from executor_svc.model.loader import SafetensorsCheckpoint, load_weights, weight_files
+from executor_svc.model.loader import load_weights
 from executor_svc.model.native import NativeDecoder
+from executor_svc.model.source import open_source
 from kernels import check_attention_shape
 from kernels.float8 import E4M3
 
@@ -61,14 +60,9 @@ def load_model(
     Raises `ModelError` with one plain line: for anything the files lack, and for anything they ask that is not done.
     """
     place = model_folder(path)
-    gguf = gguf_file(place)
-    local = Path(path).expanduser().exists()
-    served_name = name or ((gguf.stem if gguf else place.resolve().name) if local else path)
-    model = GGUFModel(gguf) if gguf else None
-    if model:
-        config = model.config(dtype=dtype, max_model_len=max_model_len, quantization=quantization)
-    else:
-        config = read_config(place, dtype=dtype, max_model_len=max_model_len, quantization=quantization)
+    source = open_source(place)
+    served_name = name or (source.name if Path(path).expanduser().exists() else path)
+    config = source.config(dtype, max_model_len, quantization)
     if config.ignored_fields:
         log.warning("config.json has fields unknown here; they are not used", fields=config.ignored_fields)
     if not device.startswith("cpu"):
@@ -77,16 +71,12 @@ def load_model(
     numbers = config.precision if kv_cache_dtype == "auto" else f"{config.precision}, KV {kv_cache_dtype}"
     numbers += ", batch-invariant" if batch_invariant else ""
     with ThreadPoolExecutor(1, "fingerprint") as pool:
-        config_file, files = (None, [model.path]) if model else (place / "config.json", weight_files(place))
-        digest = pool.submit(model_fingerprint, config_file, files, numbers)
-        weights = load_weights(model or SafetensorsCheckpoint(place), config, _device(device))
+        digest = pool.submit(model_fingerprint, *source.files(), numbers)
+        weights = load_weights(source.checkpoint(), config, _device(device))
         decoder = make_decoder(config, weights, cpu_step, kv_cache_dtype, batch_invariant=batch_invariant)
         del weights
         loaded = time.monotonic()
-        if model:
-            card = build_gguf_card(model, config, digest.result(), served_name)
-        else:
-            card = build_card(place, config, digest.result(), served_name)
+        card = source.card(config, digest.result(), served_name)
     log.info(
         "model loaded",
         model=card.name,
