@@ -91,6 +91,8 @@ class BatchState:
         self.frequency = np.zeros(slots, np.float32)
         self.has_penalty = np.zeros(slots, bool)
         self.has_bias = np.zeros(slots, bool)
+        self.has_filter = np.zeros(slots, bool)
+        """Drawn from a part of the vocabulary; the rule of `kernels.sampling_torch.filtered_rows`."""
         self.ignore_eos = np.zeros(slots, bool)
         self.logprobs = np.full(slots, -1, np.int32)
         self.prompt_logprobs = np.full(slots, -1, np.int32)
@@ -157,6 +159,9 @@ class BatchState:
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
         self.has_bias[slot] = len(params.bias_ids) > 0
+        self.has_filter[slot] = self.temperature[slot] > 0 and (
+            0 < self.top_k[slot] < self.vocab_size or self.top_p[slot] < 1.0 or self.min_p[slot] > 0.0
+        )
         self.ignore_eos[slot] = params.ignore_eos
         self.logprobs[slot] = min(params.logprobs, self.vocab_size)
         self.prompt_logprobs[slot] = min(params.prompt_logprobs, self.vocab_size)

@@ -49,7 +49,7 @@ class DeviceInputs:
             if len(patches) > PATCHES_IN_GRAPH:  # whole sequences come in; the graph will patch some words twice
                 apply_patches(self._columns.slots.words, self._stage.patches, self._stage.count)
             self._sample_slots = self._stage.slots[:rows]
-            self._sampling = _first(self._stage.rows.sampling, rows)
+            self._sampling = self._stage.rows.sampling.select(slice(rows))
         else:
             self._send(work, patches)
 
@@ -111,7 +111,8 @@ class DeviceInputs:
         stage, columns = self._stage, self._columns.slots
         apply_patches(columns.words, stage.patches[:PATCHES_IN_GRAPH], stage.count)
         context_lens = stage.context_lens[:size]
-        rows = RowInputs(stage.rows.token_ids[:size], stage.rows.block_tables[:size], _first(stage.rows.sampling, size))
+        kept = stage.rows
+        rows = RowInputs(kept.token_ids[:size], kept.block_tables[:size], kept.sampling.select(slice(size)))
         gather_rows(columns, stage.slots[:size], context_lens, self._state.block_size, rows)
         batch = AttentionBatch(
             query_start=stage.counting[: size + 1],
@@ -177,14 +178,3 @@ class _DecodeStage:
         wide[0], wide[2] = self._padding_slot, -1
         packed[7 * self._capacity] = num_patches
         return packed
-
-
-def _first(columns: SamplingColumns, rows: int) -> SamplingColumns:
-    return SamplingColumns(
-        temperature=columns.temperature[:rows],
-        top_k=columns.top_k[:rows],
-        top_p=columns.top_p[:rows],
-        min_p=columns.min_p[:rows],
-        seed=columns.seed[:rows],
-        position=columns.position[:rows],
-    )

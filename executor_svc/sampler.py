@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from common.wire import LogprobColumns, PromptLogprobs
 from executor_svc.batch import BatchState, Work
-from executor_svc.inputs import host_columns
 from executor_svc.seen_tokens import SeenTokens
 from executor_svc.transfer import Transfer
 from kernels import SamplingColumns, apply_penalties, sample, token_logprobs
@@ -73,10 +72,6 @@ class Sampler:
         """Forget every sequence."""
         self._seen.clear()
 
-    def sample(self, logits: torch.Tensor, work: Work) -> Sampled:
-        """Draw a token for each sampled row. logits: fp32 [R, V], overwritten. Raises `NonFiniteError`."""
-        return self.collect(self.draw(logits, work, host_columns(self._state, work, self._transfer)))
-
     def draw(self, logits: torch.Tensor, work: Work, columns: SamplingColumns) -> Drawing:
         """Queue the draws on the device, and the copy of the tokens back; waits for neither.
 
@@ -91,7 +86,7 @@ class Sampler:
         self._add_bias(logits, slots)
         self._penalise(logits, slots)
         self._mask_ends(logits, slots)
-        drawn = sample(logits, columns, filtered=bool(self._filtered(slots).any()))
+        drawn = sample(logits, columns, filtered=bool(state.has_filter[slots].any()))
         entries = () if raw is None else _entries(raw, drawn[places], counts)
         return Drawing(slots, drawn, scored, counts, self._transfer.fetch(torch.where(finite, drawn, -1), *entries))
 
@@ -105,13 +100,6 @@ class Sampler:
         token_ids, values = _laid_end_to_end(drawing.counts, *entries)
         widths = (drawing.counts + 1).astype(np.uint16)
         return Sampled(tokens, LogprobColumns(drawing.scored.astype(np.uint16), widths, token_ids, values))
-
-    def _filtered(self, slots: Int64s) -> NDArray[np.bool_]:
-        """Rows that are drawn from a part of the vocabulary, as in `kernels.sampling_torch.filtered_rows`."""
-        state = self._state
-        top_k = state.top_k[slots]
-        filters = (top_k > 0) & (top_k < state.vocab_size) | (state.top_p[slots] < 1.0) | (state.min_p[slots] > 0.0)
-        return (state.temperature[slots] > 0) & filters
 
     def _add_bias(self, logits: torch.Tensor, slots: Int64s) -> None:
         biased = np.flatnonzero(self._state.has_bias[slots])

@@ -27,8 +27,8 @@ class SamplingColumns:
     seed: torch.Tensor
     position: torch.Tensor
 
-    def select(self, rows: torch.Tensor) -> SamplingColumns:
-        """The columns of the rows that `rows`, int64 [N], names."""
+    def select(self, rows: torch.Tensor | slice) -> SamplingColumns:
+        """The columns of the rows that `rows`, int64 [N], names; views of them, where it is a slice."""
         return SamplingColumns(
             temperature=self.temperature[rows],
             top_k=self.top_k[rows],

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from common.wire import Limits, LogprobColumns
 from executor_svc.batch import BatchState, Work
+from executor_svc.inputs import host_columns
 from executor_svc.sampler import NonFiniteError, Sampler
 from executor_svc.seen_tokens import SeenTokens
+from executor_svc.transfer import Transfer
 from tests.executor.plans import decode_plan, ids, new_sequence, prefill_plan
 
 VOCABULARY = 40
@@ -40,7 +42,8 @@ class Bench:
         return self.state.apply(prefill_plan(self.iteration, *new))
 
     def step(self, work: Work, logits: torch.Tensor) -> list[int]:
-        sampled = self.sampler.sample(logits.clone(), work)
+        columns = host_columns(self.state, work, Transfer(torch.device("cpu")))
+        sampled = self.sampler.collect(self.sampler.draw(logits.clone(), work, columns))
         self.last_logprobs = sampled.logprobs
         self.state.advance(work, sampled.tokens)
         tokens: list[int] = sampled.tokens.tolist()
