@@ -34,14 +34,12 @@ KINDS = (
     ),
 )
 """Greedy, plain sampling, filtered sampling, and all that is rare."""
+EDGES = (1, 15, 16)
+"""Prompt lengths that compilers may tell apart: one, no multiple of 16, and one."""
 
 
 class WarmUpError(Exception):
     """The model does not run on this machine."""
-
-
-EDGES = (1, 15, 16)
-"""Prompt lengths that compilers may tell apart: one, no multiple of 16, and one."""
 
 
 def warm_up(runner: Runner) -> None:
@@ -50,6 +48,8 @@ def warm_up(runner: Runner) -> None:
     counts = sorted({1, 2, min(17, limits.max_num_seqs), limits.max_num_seqs})
     for count in counts:
         _prefill_and_decode(runner, count, length=2)
+    for kind in KINDS[limits.max_num_seqs :]:  # no seat was left for it
+        _prefill_and_decode(runner, 1, length=2, kinds=(kind,))
     if runner.compiles:
         for kind, count in product(KINDS, counts):
             _prefill_and_decode(runner, count, length=2, kinds=(kind,))
