@@ -8,6 +8,9 @@ import torch
 
 from kernels.compiler import ceil_div, tl, triton, use_triton
 
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Of the clamped SwiGLU, as GPT-OSS has it; the kernel repeats them."""
+
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """`silu(gate) * up`. gate_up: [T, 2I], the gate in the first half. Returns [T, I] of the same dtype.
@@ -39,6 +42,13 @@ def gelu_tanh_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
     wide = gate.float()
     inner = (wide * wide * wide).mul_(0.044715).add_(wide).mul_(math.sqrt(2.0 / math.pi))
     return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5).to(gate.dtype).mul_(up)
+
+
+def clamped_swiglu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
+    """That of GPT-OSS, as `kernels.moe_mlp` says. gate_up: [T, 2I], the gate in the first half. Returns [T, I]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return ((up + 1.0) * (gate / torch.exp(gate * -SWIGLU_ALPHA).add_(1.0))).to(gate_up.dtype)
 
 
 @triton.jit

@@ -7,14 +7,12 @@ from typing import Literal
 import torch
 
 from kernels.compiler import use_triton
-from kernels.gated_activation import gelu_tanh_mul_reference, silu_mul_reference
+from kernels.gated_activation import clamped_swiglu_mul_reference, gelu_tanh_mul_reference, silu_mul_reference
 from kernels.linear import settled_tiling, tiled_linear
 from kernels.moe_triton import moe_mlp_triton, route_topk_triton
 from kernels.topk import ordered_topk
 
 ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-"""Of `clamped_swiglu`, as GPT-OSS has it."""
 
 
 def route_topk(router_logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,13 +60,6 @@ def route_topk_reference(router_logits: torch.Tensor, k: int, renormalize: bool)
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
     return weights, ids.int()
-
-
-def clamped_swiglu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up: [T, 2I], the gate in the first half. Returns [T, I]."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
-    return ((up + 1.0) * (gate / torch.exp(gate * -SWIGLU_ALPHA).add_(1.0))).to(gate_up.dtype)
 
 
 _ACTIVATIONS = {

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 from executor_svc.model.rope import PLAIN_TYPES
-from kernels.moe import SWIGLU_ALPHA, SWIGLU_LIMIT
+from kernels.gated_activation import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 
 class AttentionBias(Enum):

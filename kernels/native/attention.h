@@ -17,10 +17,10 @@ constexpr int KEYS = 8;          // keys whose scores are summed up together
 constexpr int KEYS_AHEAD = 32;   // keys that are being fetched: about what the memory's latency lasts
 
 template <class T> struct Attention {
-  const Activation<T>* q;  // [T, heads * head_dim]
+  const Activation* q;  // [T, heads * head_dim]
   int64_t q_stride;
   const T *k_cache, *v_cache;
-  Activation<T>* out;
+  Activation* out;
   int64_t out_stride;
   const int32_t *query_start, *context_lens, *block_tables;
   int64_t table_stride;
@@ -81,7 +81,7 @@ template <class T> void load_queries(const Attention<T>& op, const AttentionItem
   const int length = op.query_start[item.row + 1] - op.query_start[item.row];
   for (int query = item.query; query < item.query + item.queries; query++)
     for (int head = item.head; head < item.head + item.heads; head++, s.count++) {
-      const Activation<T>* q = op.q + (op.query_start[item.row] + query) * op.q_stride + head * op.head_dim;
+      const Activation* q = op.q + (op.query_start[item.row] + query) * op.q_stride + head * op.head_dim;
       for (int i = 0; i < op.head_dim; i += LANES)
         store(s.q + s.count * s.width + i, load_part(q + i, op.head_dim - i) * set1(op.scale));
       s.limit[s.count] = op.context_lens[item.row] - length + query + 1;
@@ -226,7 +226,7 @@ void write_rows(const Attention<T>& op, const AttentionItem& item, const float* 
   int row = 0;
   for (int query = item.query; query < item.query + item.queries; query++)
     for (int head = item.head; head < item.head + item.heads; head++, row++) {
-      Activation<T>* out = op.out + (op.query_start[item.row] + query) * op.out_stride + head * op.head_dim;
+      Activation* out = op.out + (op.query_start[item.row] + query) * op.out_stride + head * op.head_dim;
       const bool empty = joined[row].highest == -INF;
       for (int i = 0; i < op.head_dim; i += LANES) {
         f32x16 x = empty ? zero() : load(total + row * width + i) / set1(joined[row].sum);

@@ -1,4 +1,4 @@
-// Gated activations. Reference: kernels/gated_activation.py and, of CLAMPED_SWIGLU, kernels/moe.py.
+// Gated activations. Reference: kernels/gated_activation.py.
 #pragma once
 #include "gemm.h"
 

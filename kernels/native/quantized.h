@@ -12,10 +12,9 @@ struct e4m3 { uint8_t bits; };  // of the OCP specification (2023): largest 448,
 
 // A weight stored as a W in a model whose format is T.
 template <class W, class T> struct Quantized { W value; };
-template <class W, class T> struct ActivationOf<Quantized<W, T>> : ActivationOf<T> {};
 
 template <class W, class T> struct Linear<Quantized<W, T>> {
-  const Activation<T>* x;  // as in gemm.h
+  const Activation* x;  // as in linear.h
   int64_t rows, x_stride;
   Packed<Quantized<W, T>> weight;
   const float* channel_scale;  // [N]
@@ -67,13 +66,7 @@ constexpr float unit(e4m3) { return E4M3_UNIT; }
 template <class W, class T>
 INLINE void write(const Linear<Quantized<W, T>>& op, int64_t row, int64_t column, f32x16 x) {
   const int count = static_cast<int>(op.weight.n - column);
-  float* out = op.out + row * op.out_stride + column;
-  x = x * (load_part(op.channel_scale + column, count) * set1(unit(W{})));
-  if (op.bias != nullptr) x = x + load_part(op.bias + column, count);
-  x = round_to<T>(x);
-  if (op.scale != 1.0f) x = round_to<T>(x * set1(op.scale));
-  if (op.join == Join::ADD) x = round_to<T>(x + load_part(out, count));
-  store_part(out, x, count);
+  finish<T>(op, row, column, x * (load_part(op.channel_scale + column, count) * set1(unit(W{}))));
 }
 
 }  // namespace gilir

@@ -18,7 +18,7 @@
 namespace gilir {
 
 using T = GILIR_DTYPE;
-using A = Activation<T>;
+using A = Activation;
 
 // Rows of activations, `each` for a row of the batch. The columns up to the stride are 0 and stay so: matrix products read them.
 struct Buffer {
