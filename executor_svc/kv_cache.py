@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from executor_svc.transfer import Transfer
 from kernels import copy_blocks
+from kernels.float8 import E4M3
 
-FP8 = torch.float8_e4m3fn
+FP8 = E4M3
 
 
 class KVShape(Protocol):

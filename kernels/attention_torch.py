@@ -10,18 +10,18 @@ torch starts. Elsewhere (it has no strict mode on AMD) rows are multiplied `ROW_
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from kernels.float8 import as_bytes
+from kernels.linear import strict_mode
 
 if TYPE_CHECKING:
     from kernels.attention import AttentionBatch
 
-ROW_TILE = 0 if os.environ.get("MKL_CBWR", "").upper().endswith(",STRICT") else 4
+ROW_TILE = 0 if strict_mode() else 4
 """Query rows in one matrix product; 0: as many as there are."""
 KEY_TILE = 128
 """Keys reduced at once."""

@@ -59,7 +59,7 @@ def tiled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 def choose_tiling(weight: torch.Tensor, bias: torch.Tensor | None) -> RowTiling:
     """The widest tiling that the library promises, or is known, to keep rows apart in; tried once, lest it does not."""
-    if weight.dtype == torch.float32 and torch.backends.mkl.is_available() and _strict_mode():  # type: ignore[no-untyped-call]
+    if weight.dtype == torch.float32 and torch.backends.mkl.is_available() and strict_mode():  # type: ignore[no-untyped-call]
         if keeps_rows_apart(weight, bias, RowTiling.WHOLE):
             return RowTiling.WHOLE
     elif weight.dtype == torch.bfloat16 and keeps_rows_apart(weight, bias, RowTiling.TILES):
@@ -67,7 +67,7 @@ def choose_tiling(weight: torch.Tensor, bias: torch.Tensor | None) -> RowTiling:
     return RowTiling.PADDED
 
 
-def _strict_mode() -> bool:
+def strict_mode() -> bool:
     """Whether MKL was asked for a strict mode of conditional numerical reproducibility."""
     return os.environ.get("MKL_CBWR", "").upper().endswith(",STRICT")
 

@@ -151,7 +151,7 @@ def quantized_linear_triton(
         rows,
         outputs,
         inputs,
-        FP8=weight.dtype == torch.float8_e4m3fn,
+        FP8=weight.dtype == E4M3,
         BIAS=bias is not None,
         WHOLE_STEPS=inputs % step == 0,
         ROWS=ROWS,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 from kernels import invariant_linear, quantized_linear
-from kernels.linear import ROW_TILE, RowTiling, keeps_rows_apart, settled_tiling, tiled_linear
+from kernels.linear import RowTiling, keeps_rows_apart, settled_tiling, tiled_linear
 from kernels.quantized_linear import REFERENCE_ELEMENTS
-
-__all__ = ["ROW_TILE", "Linear", "RowTiling", "tiled_linear"]
 
 
 class Linear:

@@ -13,7 +13,8 @@ import torch
 from executor_svc import determinism
 from executor_svc.determinism import reproducible_branch
 from executor_svc.model import load_model
-from executor_svc.model.linear import ROW_TILE, Linear, RowTiling, tiled_linear
+from executor_svc.model.linear import Linear
+from kernels.linear import ROW_TILE, RowTiling, tiled_linear
 from tests.executor.paged_driver import generate
 from tests.executor.tiny_models import make_model, save_model
 
