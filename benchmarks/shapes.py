@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ import torch
 from common.wire import ModelCard
 from executor_svc.fake_model import DEFAULT_MODEL
 from executor_svc.model import LoadedModel, ModelConfig
-from executor_svc.model.config import read_config
+from executor_svc.model.config import parse_config
 from executor_svc.model.cpu_step import CpuStep, make_decoder
 from executor_svc.model.weights import Weights, allocate
 
@@ -40,6 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
+        "head_dim": 128,
         "max_position_embeddings": 131_072,
         "rope_theta": 500_000.0,
         "rms_norm_eps": 1e-5,
@@ -71,9 +70,7 @@ def read_shape(name: str, dtype: str, longest: int) -> ModelConfig:
     """The config of a shape, its context stretched to `longest` tokens where it is shorter."""
     raw = dict(SHAPES[name]) if name in SHAPES else json.loads((DEFAULT_MODEL / "config.json").read_text())
     raw["max_position_embeddings"] = max(longest, raw["max_position_embeddings"])
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(raw))
-        return read_config(Path(folder), dtype=dtype, max_model_len=longest)
+    return parse_config(raw, name, dtype=dtype, max_model_len=longest)
 
 
 @dataclass(frozen=True)
@@ -99,8 +96,7 @@ def random_weights(config: ModelConfig, device: torch.device, seed: int = 0) -> 
             tensor.fill_(0.0 if config.unit_offset_norms else 1.0)
         else:
             tensor.normal_(0.0, tensor.shape[1] ** -0.5, generator=generator)
-    weights.settle()
-    return weights, _size(weights)
+    return weights, size_of(weights)
 
 
 def load_random(
@@ -133,7 +129,8 @@ def _tensors(weights: Weights) -> Iterator[torch.Tensor]:
                 yield linear.bias
 
 
-def _size(weights: Weights) -> Size:
+def size_of(weights: Weights) -> Size:
+    """To be taken before a decoder packs them."""
     matrices = [[linear.weight for linear in layer.linears()] for layer in weights.layers]
     head = weights.lm_head.weight
     read = [tensor for tensor in _tensors(weights) if tensor is not weights.embedding or tensor is head]

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.shapes import SHAPES, random_weights
 from common.wire import Limits, ModelCard, NewSequence, Plan, Result, SamplingParams
 from executor_svc.graphs import CudaGraphs, Eager
-from executor_svc.model.config import read_config
+from executor_svc.model.config import parse_config
 from executor_svc.model.decoder import Decoder
-from executor_svc.model.weights import allocate
 from executor_svc.runner import Runner
 
-LLAMA_8B = {
-    "vocab_size": 128_256,
-    "hidden_size": 4096,
-    "intermediate_size": 14_336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "rope_theta": 500_000.0,
-}
+LLAMA_8B = SHAPES["llama-3.1-8b"]
 TINY = LLAMA_8B | {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -87,33 +75,11 @@ def random_model(
 ) -> tuple[Decoder, ModelCard]:
     """A Llama whose weights are drawn on the device: bf16 on a GPU, fp32 on a CPU. The same ones at every call."""
     dtype = "bfloat16" if context.on_gpu else "float32"
-    fields = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, **shape(context)}
-    fields |= {"max_position_embeddings": max_model_len, "torch_dtype": dtype, **changes}
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(fields))
-        config = read_config(Path(folder), dtype=dtype)
-    weights = allocate(config, context.device, tied=False)
-    torch.manual_seed(0)
-    for tensor in tensors(weights):
-        if tensor.ndim == 1:
-            tensor.fill_(1.0)
-        else:
-            tensor.normal_(0, tensor.shape[-1] ** -0.5)
+    fields = shape(context) | {"max_position_embeddings": max_model_len, **changes}
+    config = parse_config(fields, "the benchmark's shape", dtype=dtype)
+    weights, _ = random_weights(config, context.device)
     card = ModelCard("random", bytes(16), config.vocab_size, config.max_model_len, (), dtype)
     return Decoder(config, weights, batch_invariant=batch_invariant), card
-
-
-def tensors(holder: object) -> Iterator[torch.Tensor]:
-    """All tensors that an object of the model holds."""
-    if isinstance(holder, torch.Tensor):
-        yield holder
-    elif isinstance(holder, list | tuple):
-        for item in holder:
-            yield from tensors(item)
-    elif type(holder).__module__.startswith("executor_svc."):
-        names = [*getattr(holder, "__dict__", ()), *getattr(type(holder), "__slots__", ())]
-        for name in names:
-            yield from tensors(getattr(holder, name))
 
 
 def make_runner(context: Context, model: Decoder, card: ModelCard, limits: Limits, *, graphs: bool = True) -> Runner:

@@ -24,8 +24,8 @@ from benchmarks.gpu.context import (
     run,
     sequence,
     slots,
-    tensors,
 )
+from benchmarks.shapes import size_of
 from common.wire import Limits, Plan
 from executor_svc.kv_cache import block_bytes
 from executor_svc.runner import Runner
@@ -39,8 +39,7 @@ def rows(context: Context) -> Iterator[Row]:
     model, card = random_model(context, max_model_len=4096)
     blocks_each = (length + 3 * steps) // BLOCK_SIZE + 1
     limits = Limits(BLOCK_SIZE, max(batches) * blocks_each, 0, max(batches), 2048)
-    embedding = model.weights.embedding
-    weight_bytes = sum(tensor.nbytes for tensor in tensors(model.weights) if tensor is not embedding)
+    weight_bytes = size_of(model.weights).weight_bytes
     each = block_bytes(model.config, 1, model.dtype)
     for graphs in (True, False) if context.on_gpu else (False,):
         runner = make_runner(context, model, card, limits, graphs=graphs)

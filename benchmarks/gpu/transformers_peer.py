@@ -20,8 +20,8 @@ def rows(context: Context) -> Iterator[Row]:
         from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
     except ImportError as error:
         raise SkippedError(f"transformers is not installed: {error}") from error
-    fields = {name: value for name, value in shape(context).items() if name != "rope_theta"}
-    config = LlamaConfig(**fields, max_position_embeddings=4096, torch_dtype="bfloat16")
+    fields = {name: value for name, value in shape(context).items() if name not in ("rope_theta", "model_type")}
+    config = LlamaConfig(**fields | {"max_position_embeddings": 4096, "torch_dtype": "bfloat16"})
     with torch.device(context.device):
         torch.set_default_dtype(torch.bfloat16)
         model = LlamaForCausalLM(config).eval()
