@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from common.wire import Fault, Limits, Plan, decode, encode
+from common.wire import Fault, Limits, Plan, Result, decode, encode
 from executor_svc.faults import FatalError
 from executor_svc.kv_cache import KVCache, block_bytes
 from executor_svc.runner import Runner
-from executor_svc.warm_up import WarmUpError, warm_up
+from executor_svc.warm_up import KINDS, WarmUpError, warm_up
 from tests.executor.mini_server import Server, run
 from tests.executor.plans import ids, new_sequence, prefill_plan, slots
 from tests.executor.stub_model import CARD, LIMITS, REQUESTS, VOCABULARY, StubModel, StubShape
@@ -201,6 +202,21 @@ def test_warm_up_leaves_nothing_behind(runner: Runner, solo: dict[str, list[int]
     server = Server(runner)
     server.step({0: REQUESTS["A"]})
     assert server.output[0] == solo["A"][:1]
+
+
+@pytest.mark.parametrize("seats", [1, 3, 4])
+def test_warm_up_draws_in_every_way_however_few_seats_there_are(seats: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(StubModel(), CARD, replace(LIMITS, max_num_seqs=seats))
+    seen = []
+    answer = runner.run
+
+    def watched(plan: Plan) -> Result | Fault:
+        seen.extend(new.params for new in plan.new)
+        return answer(plan)
+
+    monkeypatch.setattr(runner, "run", watched)
+    warm_up(runner)
+    assert all(any(params is kind for params in seen) for kind in KINDS)
 
 
 def test_warm_up_tells_what_does_not_run(runner: Runner) -> None:
