@@ -1,4 +1,4 @@
-"""The 8-bit float of a compressed KV cache: e4m3 of the OCP specification (2023), torch's `float8_e4m3fn`.
+"""The 8-bit float of compressed KV caches and weights: e4m3 of the OCP specification (2023), torch's `float8_e4m3fn`.
 
 Not every chip converts it: sm_80 has no such type, and gfx942 has another one of the same width. So kernels see the
 cache as bytes and convert by integer arithmetic, bit for bit as torch does; only reading, which is most of the work,
@@ -20,9 +20,9 @@ def to_e4m3(x: torch.Tensor) -> torch.Tensor:
     return x.float().clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
 
 
-def as_bytes(cache: torch.Tensor) -> torch.Tensor:
-    """An e4m3 cache as uint8, any other as it is: torch moves bytes where it has no routine for e4m3."""
-    return cache.view(torch.uint8) if cache.dtype == E4M3 else cache
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """An e4m3 tensor as uint8, any other as it is: torch moves bytes where it has no routine for e4m3."""
+    return tensor.view(torch.uint8) if tensor.dtype == E4M3 else tensor
 
 
 def readable(cache: torch.Tensor) -> torch.Tensor:
@@ -35,16 +35,21 @@ def readable(cache: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _from_cache(value, dtype: tl.constexpr):
-    """What was read from a cache, as `dtype`. Bytes are e4m3.
+def _e4m3_value(code):
+    """The fp32 value of e4m3 codes, given as uint16; exact. NaN is not looked for.
 
     The 7 bits behind the sign, moved to where fp16 has them, are the number times 2 ** (7 - 15), subnormal or not.
     """
+    bits = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
+    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def _from_cache(value, dtype: tl.constexpr):
+    """What was read from a cache, as `dtype`. Bytes are e4m3."""
     if value.dtype == tl.uint8:
         code = value.to(tl.uint16)
-        bits = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
-        number = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        value = tl.where((code & 0x7F) == 0x7F, float("nan"), number)
+        value = tl.where((code & 0x7F) == 0x7F, float("nan"), _e4m3_value(code))
     return value.to(dtype)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from kernels.compiler import ceil_div, tl, triton, use_triton
-from kernels.float8 import E4M3, E4M3_MAX
+from kernels.float8 import E4M3, E4M3_MAX, _e4m3_value, as_bytes
 from kernels.invariant_linear import GROUP_ROWS, tile_of
 from kernels.linear import settled_tiling, tiled_linear
 
@@ -67,18 +67,6 @@ def quantized_linear_reference(
     return out
 
 
-@triton.jit
-def _fp8_value(bits):
-    """float8_e4m3fn, given as int8 bits, in fp32; exact. NaN is not looked for: weights have none.
-
-    By hand, because sm_80 has no such type and gfx942 another one. Moved to where fp16 has its exponent and mantissa,
-    the bits mean 2**-8 times the value, subnormal ones too.
-    """
-    wide = bits.to(tl.int16)
-    half = ((wide << 7) & 0x3F80) | (wide & -32768)
-    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-
-
 @triton.jit(do_not_specialize=["rows"])
 def _quantized_linear_kernel(
     x_ptr,
@@ -120,7 +108,7 @@ def _quantized_linear_kernel(
             x_mask, weight_mask = x_mask & inside_step[:, None], weight_mask & inside_step[None, :]
         x = tl.load(x_ptr + start + x_at, mask=x_mask, other=0.0)
         weight = tl.load(weight_ptr + start + weight_at, mask=weight_mask, other=0)
-        weight = _fp8_value(weight) if FP8 else weight.to(tl.float32)
+        weight = _e4m3_value(weight.to(tl.uint16)) if FP8 else weight.to(tl.float32)
         total = tl.dot(weight.to(dtype), x, total, input_precision="ieee")
     inside = channel < channels_left
     out = tl.trans(total) * tl.load(scale_ptr + first_channel + channel, mask=inside, other=0.0)[None, :]
@@ -143,7 +131,7 @@ def quantized_linear_triton(
     step = 32 if fp32 or inputs % 64 else 64
     _quantized_linear_kernel[(ceil_div(rows, ROWS) * ceil_div(outputs, CHANNELS),)](
         x,
-        weight.view(torch.int8),
+        as_bytes(weight),
         scale,
         out if bias is None else bias,
         out,
