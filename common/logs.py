@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import Any
@@ -31,14 +32,32 @@ def configure_logs(service: str, log_format: str = "console", log_level: str = "
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log_level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=_Stderr,
         cache_logger_on_first_use=True,
     )
+    logging.raiseExceptions = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop_meta, *last]))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(_LEVELS[log_level], logging.WARNING))
+
+
+class _Stderr:
+    """Writes a line where `sys.stderr` points at that moment.
+
+    A service outlives whoever reads its log: a line that cannot be written is dropped.
+    """
+
+    def __init__(self, *_arguments: Any) -> None:
+        """structlog passes the positional arguments of `get_logger`; they say nothing here."""
+
+    def msg(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe, a closed stream
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    debug = info = warning = error = critical = msg
 
 
 def _drop_meta(_logger: Any, _name: str, event: Any) -> Any:

@@ -9,6 +9,7 @@ import os
 import queue
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -202,6 +203,7 @@ class FakeExecutor:
             pass
         except BaseException as error:
             self.error = error
+            traceback.print_exception(error)  # or a test would only see that nothing happens
         finally:
             with self.link.changed:
                 self.link.changed.notify_all()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+
+import pytest
 
 PROGRAM = """
 import logging, sys, structlog
@@ -66,3 +69,33 @@ def test_the_level_filters_our_lines_and_never_lets_library_chatter_in() -> None
     assert "a detail" in events and "GET /health" not in events
     events = [json.loads(line)["event"] for line in lines("json", "error")]
     assert events == ["it failed", "it failed"]
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_log_that_nobody_reads_any_more_ends_no_service(log_format: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = PROGRAM + "\nprint('still here', flush=True)\nos._exit(0)"
+    command = [sys.executable, "-c", "import os\n" + program, log_format, "info"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (0, "still here\n")
+
+
+def test_lines_follow_a_stream_that_is_replaced() -> None:
+    """A stream that was closed after the set-up (as a test's captured one is) must not end who logs later."""
+    program = """
+import io, sys, structlog
+from common.logs import configure_logs
+
+sys.stderr = first = io.StringIO()
+configure_logs("scheduler", "json")
+log = structlog.get_logger()
+log.info("one")
+first.close()
+log.info("dropped")
+sys.stderr = sys.__stderr__
+log.info("two")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["two"]

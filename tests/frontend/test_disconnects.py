@@ -88,7 +88,8 @@ def roomy(roomy_service: Service) -> Service:
 
 def test_leaving_during_tokenization(roomy: Service) -> None:
     """The one tokenizer thread is busy: the request in the queue is dropped, and never reaches the core."""
-    busy = connect(roomy, "/v1/completions", prompt="The quick brown fox " * 30_000, max_tokens=1)
+    busy = connect(roomy, "/v1/completions", prompt="The quick brown fox " * 60_000, max_tokens=1)
+    time.sleep(0.3)  # a third of what its tokens take: the small one must not arrive before the large one is read
     waiting = connect(roomy, "/v1/completions", prompt="lazy dog " * 1000, max_tokens=1)
     waiting.close()
     assert roomy.core.wait_for(lambda: bool(roomy.core.requests), 30)
