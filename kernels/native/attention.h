@@ -4,208 +4,46 @@
 // joined in rising order (the safe softmax of Milakov & Gimelshein, 2018). So the bits of a query's result hang on its
 // own keys alone, and the parts of a long context can be computed by several threads.
 #pragma once
-#include <algorithm>
-#include <vector>
-
-#include "gemm.h"
+#include "attention_part.h"
 
 namespace gilir {
 
-constexpr int PART = 256;
-constexpr int MAX_QUERIES = 16;  // rows of one item: (query, head) pairs that share a KV head
-constexpr int KEYS = 8;          // keys whose scores are summed up together
-constexpr int KEYS_AHEAD = 32;   // keys that are being fetched: about what the memory's latency lasts
-
-template <class T> struct Attention {
-  const Activation* q;  // [T, heads * head_dim]
-  int64_t q_stride;
-  const T *k_cache, *v_cache;
-  Activation* out;
-  int64_t out_stride;
-  const int32_t *query_start, *context_lens, *block_tables;
-  int64_t table_stride;
-  int block_size, heads, kv_heads, head_dim, window;
-  float scale, softcap;
-  const T* sinks;  // [heads], or null: for each head the score of a key without a value
-};
-
-// A run of queries of one sequence and of heads of one KV head.
-struct AttentionItem { int row, query, queries, kv_head, head, heads; };
-
-// Result of a part, or of several joined: weights are relative to exp(highest).
-struct Joined {
-  float highest, sum;
-};
-
-inline std::vector<AttentionItem> attention_items(const int32_t* query_start, int rows, int heads, int kv_heads) {
+// Of a decode, an item takes several KV heads: their keys lie side by side, and are read from the memory in one go.
+// With few rows each takes one, or there would be nothing to share among the threads.
+inline std::vector<AttentionItem> attention_items(const int32_t* query_start, int rows, int heads, int kv_heads, int threads) {
   const int group = heads / kv_heads, most = std::max(MAX_QUERIES / group, 1);
+  const int together = rows >= 4 * threads ? std::min(most, kv_heads) : 1;
   std::vector<AttentionItem> items;
   for (int row = 0; row < rows; row++) {
-    const int length = query_start[row + 1] - query_start[row];
+    const int length = query_start[row + 1] - query_start[row], side = length == 1 ? together : 1;
     for (int query = 0; query < length; query += most)
-      for (int kv_head = 0; kv_head < kv_heads; kv_head++)
+      for (int kv_head = 0; kv_head < kv_heads; kv_head += side)
         for (int head = 0; head < group; head += MAX_QUERIES)
-          items.push_back({row, query, std::min(most, length - query), kv_head, kv_head * group + head,
+          items.push_back({row, query, std::min(most, length - query), kv_head, std::min(side, kv_heads - kv_head), head,
                            std::min(MAX_QUERIES, group - head)});
   }
   return items;
 }
 
-// One item's queries in fp32, and room for the scores of a part; a thread keeps one.
-class AttentionScratch {
- public:
-  explicit AttentionScratch(int head_dim)
-      : width(padded(head_dim, LANES)),
-        memory_(static_cast<size_t>((3 * MAX_QUERIES + KEYS) * width + MAX_QUERIES * PART + 16)) {
-    float* p = reinterpret_cast<float*>(padded(reinterpret_cast<int64_t>(memory_.data()), 64));
-    q = p;
-    out = q + MAX_QUERIES * width;
-    part = out + MAX_QUERIES * width;
-    keys = part + MAX_QUERIES * width;
-    scores = keys + KEYS * width;
-  }
-  const int64_t width;
-  float *q, *out, *part;  // [MAX_QUERIES, width]
-  float *keys, *scores;   // [KEYS, width], [MAX_QUERIES, PART]
-  int count = 0;  // rows
-  int first[MAX_QUERIES];  // position of the first key that a row sees
-  int limit[MAX_QUERIES];  // of the first that it does not see any more
-  int64_t slots[PART];
-
- private:
-  std::vector<float> memory_;
-};
+// Calls body(row of the item, query of the sequence, head of all) for each row.
+template <class T, class F> INLINE void each_row(const Attention<T>& op, const AttentionItem& item, F&& body) {
+  const int group = op.heads / op.kv_heads;
+  int row = 0;
+  for (int kv_head = item.kv_head; kv_head < item.kv_head + item.kv_heads; kv_head++)
+    for (int query = item.query; query < item.query + item.queries; query++)
+      for (int head = 0; head < item.heads; head++) body(row++, query, kv_head * group + item.head + head);
+}
 
 template <class T> void load_queries(const Attention<T>& op, const AttentionItem& item, AttentionScratch& s) {
-  s.count = 0;
+  s.count = item.rows();
   const int length = op.query_start[item.row + 1] - op.query_start[item.row];
-  for (int query = item.query; query < item.query + item.queries; query++)
-    for (int head = item.head; head < item.head + item.heads; head++, s.count++) {
-      const Activation* q = op.q + (op.query_start[item.row] + query) * op.q_stride + head * op.head_dim;
-      for (int i = 0; i < op.head_dim; i += LANES)
-        store(s.q + s.count * s.width + i, load_part(q + i, op.head_dim - i) * set1(op.scale));
-      s.limit[s.count] = op.context_lens[item.row] - length + query + 1;
-      s.first[s.count] = op.window > 0 ? std::max(s.limit[s.count] - op.window, 0) : 0;
-    }
-}
-
-// Fetches a head of a key or value.
-template <int LEVEL, class T> INLINE void fetch_head(const T* head, int head_dim) {
-  for (int i = 0; i < head_dim; i += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(head + i, 0, LEVEL);
-}
-
-// A part's keys: it begins at position `begin`; keys from `first` up to `count` of it are read.
-struct Part { int begin, first, count; };
-
-// scores[row, key] of a part.
-template <class T>
-void score_keys(const Attention<T>& op, int kv_head, Part part, AttentionScratch& s, const int32_t* table) {
-  const int64_t token = static_cast<int64_t>(op.kv_heads) * op.head_dim;
-  const int from = part.begin + part.first, count = part.count, width = static_cast<int>(s.width);
-  for (int i = part.first, block = from / op.block_size, offset = from % op.block_size; i < count; i++) {
-    s.slots[i] = (static_cast<int64_t>(table[block]) * op.block_size + offset) * token + kv_head * op.head_dim;
-    if (++offset == op.block_size) offset = 0, block++;
-  }
-  for (int key = part.first; key < std::min(part.first + KEYS_AHEAD, count); key++)
-    fetch_head<3>(op.k_cache + s.slots[key], op.head_dim);
-  for (int key = part.first; key < count; key += KEYS) {
-    const int here = std::min(KEYS, count - key);
-    for (int j = 0; j < here; j++) {
-      const T* k = op.k_cache + s.slots[key + j];
-      fetch_head<2>(op.v_cache + s.slots[key + j], op.head_dim);
-      if (key + KEYS_AHEAD + j < count) fetch_head<3>(op.k_cache + s.slots[key + KEYS_AHEAD + j], op.head_dim);
-      for (int d = 0; d < op.head_dim; d += LANES)
-        store(s.keys + j * width + d, load_part(k + d, op.head_dim - d));
-    }
-    for (int j = here; j < KEYS; j++) std::memset(s.keys + j * width, 0, sizeof(float) * static_cast<size_t>(width));
-    for (int row = 0; row < s.count; row++) {
-      f32x16 sums[KEYS];
-      const float* q = s.q + row * width;
-      for (int half = 0; half < KEYS; half += 4) {
-        f32x16 a[4] = {zero(), zero(), zero(), zero()};
-        for (int d = 0; d < width; d += LANES) {
-          f32x16 x = load(q + d);
-          UNROLL for (int j = 0; j < 4; j++) a[j] = fma(x, load(s.keys + (half + j) * width + d), a[j]);
-        }
-        UNROLL for (int j = 0; j < 4; j++) sums[half + j] = a[j];
-      }
-      float found[KEYS];
-      sum_lanes(sums, found);
-      std::copy(found, found + here, s.scores + row * PART + key);
-    }
-  }
-}
-
-// Turns a row's `count` scores into weights; the row sees keys [first, limit) of the part, all others weigh 0.
-inline Joined softmax_row(float* scores, int count, int first, int limit, float softcap) {
-  const int wide = static_cast<int>(padded(count, LANES));
-  first = std::clamp(first, 0, count), limit = std::clamp(limit, 0, count);
-  if (softcap > 0)
-    for (int i = 0; i < wide; i += LANES)
-      store(scores + i, tanh(load(scores + i) / set1(softcap)) * set1(softcap));
-  std::fill(scores, scores + first, -INF);
-  std::fill(scores + limit, scores + wide, -INF);
-  f32x16 most = set1(-INF);
-  for (int i = 0; i < wide; i += LANES) most = max(load(scores + i), most);
-  alignas(64) float lanes[LANES];
-  store(lanes, most);
-  const float highest = *std::max_element(lanes, lanes + LANES);
-  if (highest == -INF) {  // nothing to see, or nothing but NaN
-    std::fill(scores, scores + wide, first < limit ? NAN : 0.0f);
-    return first < limit ? Joined{0.0f, NAN} : Joined{-INF, 0.0f};
-  }
-  f32x16 sum = zero();
-  for (int i = 0; i < wide; i += LANES) {
-    f32x16 weight = exp(load(scores + i) - set1(highest));
-    store(scores + i, weight);
-    sum = sum + weight;
-  }
-  return {highest, sum_lanes(sum)};
-}
-
-// out[row, d ..] = sum over the keys of weight[row, key] * v[key, d ..]; M rows, C columns of 16.
-template <class T, int M, int C>
-void weigh_values(const T* v_cache, const AttentionScratch& s, int row, Part part, int d, int head_dim, float* out) {
-  f32x16 sum[M][C];
-  UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) sum[m][c] = zero();
-  const float* weights = s.scores + row * PART;
-  const bool whole = d + C * LANES <= head_dim;
-  for (int key = part.first; key < part.count; key++) {
-    const T* v = v_cache + s.slots[key] + d;
-    UNROLL for (int c = 0; c < C; c++) {  // one value at a time: there are no registers to keep two in
-      f32x16 value = whole ? load(v + c * LANES) : load_part(v + c * LANES, head_dim - d);
-      UNROLL for (int m = 0; m < M; m++) sum[m][c] = fma(set1(weights[m * PART + key]), value, sum[m][c]);
-    }
-  }
-  UNROLL for (int m = 0; m < M; m++)
-    UNROLL for (int c = 0; c < C; c++) store(out + (row + m) * s.width + d + c * LANES, sum[m][c]);
-}
-
-template <class T, int M>
-void weigh_rows(const T* v, const AttentionScratch& s, int row, Part part, int head_dim, float* out) {
-  constexpr int C = M * 2 <= SUMS ? 2 : 1;
-  int d = 0;
-  for (; d + C * LANES <= head_dim; d += C * LANES) weigh_values<T, M, C>(v, s, row, part, d, head_dim, out);
-  for (; d < head_dim; d += LANES) weigh_values<T, M, 1>(v, s, row, part, d, head_dim, out);
-}
-
-// The item's queries over one part. out: [rows, width], and one `Joined` a row.
-template <class T>
-void attend_part(const Attention<T>& op, const AttentionItem& item, Part part, AttentionScratch& s, float* out,
-                 Joined* joined) {
-  score_keys(op, item.kv_head, part, s, op.block_tables + item.row * op.table_stride);
-  for (int row = 0; row < s.count; row++)
-    joined[row] = softmax_row(s.scores + row * PART, part.count, s.first[row] - part.begin, s.limit[row] - part.begin,
-                              op.softcap);
-  for (int row = 0; row < s.count;) {
-    const int left = s.count - row, rows = left == 4 ? 2 : std::min(left, 3);
-    switch (rows) {
-      case 1: weigh_rows<T, 1>(op.v_cache, s, row, part, op.head_dim, out); break;
-      case 2: weigh_rows<T, 2>(op.v_cache, s, row, part, op.head_dim, out); break;
-      default: weigh_rows<T, 3>(op.v_cache, s, row, part, op.head_dim, out);
-    }
-    row += rows;
-  }
+  each_row(op, item, [&](int row, int query, int head) {
+    const Activation* q = op.q + (op.query_start[item.row] + query) * op.q_stride + head * op.head_dim;
+    for (int i = 0; i < op.head_dim; i += LANES)
+      store(s.q + row * s.width + i, load_part(q + i, op.head_dim - i) * set1(op.scale));
+    s.limit[row] = op.context_lens[item.row] - length + query + 1;
+    s.first[row] = op.window > 0 ? std::max(s.limit[row] - op.window, 0) : 0;
+  });
 }
 
 // Joins a part to what the parts before it gave. [width] each.
@@ -223,16 +61,14 @@ inline void join(float* total, Joined& joined, const float* part, Joined other, 
 
 template <class T>
 void write_rows(const Attention<T>& op, const AttentionItem& item, const float* total, const Joined* joined, int64_t width) {
-  int row = 0;
-  for (int query = item.query; query < item.query + item.queries; query++)
-    for (int head = item.head; head < item.head + item.heads; head++, row++) {
-      Activation* out = op.out + (op.query_start[item.row] + query) * op.out_stride + head * op.head_dim;
-      const bool empty = joined[row].highest == -INF;
-      for (int i = 0; i < op.head_dim; i += LANES) {
-        f32x16 x = empty ? zero() : load(total + row * width + i) / set1(joined[row].sum);
-        store_part(out + i, round_to<T>(x), op.head_dim - i);
-      }
+  each_row(op, item, [&](int row, int query, int head) {
+    Activation* out = op.out + (op.query_start[item.row] + query) * op.out_stride + head * op.head_dim;
+    const bool empty = joined[row].highest == -INF;
+    for (int i = 0; i < op.head_dim; i += LANES) {
+      f32x16 x = empty ? zero() : load(total + row * width + i) / set1(joined[row].sum);
+      store_part(out + i, round_to<T>(x), op.head_dim - i);
     }
+  });
 }
 
 // The parts that some query of the item sees keys of.
@@ -258,17 +94,20 @@ void begin_rows(const Attention<T>& op, const AttentionItem& item, float* total,
   std::fill(joined, joined + MAX_QUERIES, Joined{-INF, 0.0f});
   if (op.sinks == nullptr) return;
   std::fill(total, total + MAX_QUERIES * width, 0.0f);
-  for (int row = 0; row < item.queries * item.heads; row++)
-    joined[row] = {to_float(op.sinks[item.head + row % item.heads]), 1.0f};
+  each_row(op, item, [&](int row, int, int head) { joined[row] = {to_float(op.sinks[head]), 1.0f}; });
 }
 
-template <class T> void attend(const Attention<T>& op, const AttentionItem& item, AttentionScratch& s) {
+// `next`: the item that the thread computes after this one, or null; its first keys are fetched meanwhile.
+template <class T>
+void attend(const Attention<T>& op, const AttentionItem& item, const AttentionItem* next, AttentionScratch& s) {
   load_queries(op, item, s);
   Joined joined[MAX_QUERIES], other[MAX_QUERIES];
   begin_rows(op, item, s.out, joined, s.width);
-  const Parts parts = Parts::of(op, item);
+  const Parts parts = Parts::of(op, item), next_parts = next == nullptr ? Parts{} : Parts::of(op, *next);
+  if (next_parts.count == 0) next = nullptr;
   for (int index = 0; index < parts.count; index++) {
-    attend_part(op, item, parts[index], s, s.part, other);
+    const bool last = index + 1 == parts.count;
+    attend_part(op, item, parts[index], s, s.part, other, last ? next : &item, last ? next_parts[0] : parts[index + 1]);
     for (int row = 0; row < s.count; row++)
       join(s.out + row * s.width, joined[row], s.part + row * s.width, other[row], s.width);
   }
@@ -301,7 +140,7 @@ struct SplitAttention {
     const AttentionItem& item = items[static_cast<size_t>(index)];
     Joined total[MAX_QUERIES];
     begin_rows(op, item, s.out, total, width);
-    const int count = Parts::of(op, item).count, rows = item.queries * item.heads;
+    const int count = Parts::of(op, item).count, rows = item.rows();
     for (int part = 0; part < count; part++)
       for (int row = 0; row < rows; row++) {
         const int64_t place = (index * most_parts + part) * MAX_QUERIES + row;

@@ -86,7 +86,8 @@ class Decoder {
     for (const Op& op : ops_) {
       if (op.kind != Kind::ATTENTION) continue;
       reserve_scratch(static_cast<size_t>(batch.threads), op.head_dim);
-      items_ = attention_items(batch.query_start, static_cast<int>(batch.rows), op.heads, op.kv_heads);
+      items_ = attention_items(batch.query_start, static_cast<int>(batch.rows), op.heads, op.kv_heads,
+                               static_cast<int>(batch.threads));
       int longest = 0;
       for (int64_t row = 0; row < batch.rows; row++) longest = std::max(longest, batch.context_lens[row]);
       const int64_t count = static_cast<int64_t>(items_.size()), parts = (longest + PART - 1) / PART;
@@ -203,10 +204,18 @@ class Decoder {
                             static_cast<int>(batch.block_size), op.heads, op.kv_heads, op.head_dim, op.window, op.scale,
                             op.softcap, static_cast<const T*>(op.weight)};
     const int64_t count = static_cast<int64_t>(items_.size());
+    const auto claim = [&] { return next_task_.fetch_add(1, std::memory_order_relaxed); };
     const auto each = [&](int64_t tasks, auto&& task) {
-      for (int64_t i; (i = next_task_.fetch_add(1, std::memory_order_relaxed)) < tasks;) task(i);
+      for (int64_t i; (i = claim()) < tasks;) task(i);
     };
-    if (!split_) return each(count, [&](int64_t i) { attend(work, items_[static_cast<size_t>(i)], scratch); });
+    scratch.found = false;
+    if (!split_) {
+      for (int64_t i = claim(), next; i < count; i = next) {
+        next = claim();
+        attend(work, items_[static_cast<size_t>(i)], next < count ? &items_[static_cast<size_t>(next)] : nullptr, scratch);
+      }
+      return;
+    }
     each(count * split_attention_.most_parts, [&](int64_t i) { split_attention_.attend(work, items_, i, scratch); });
     sync(pool);
     each(count, [&](int64_t i) { split_attention_.finish(work, items_, i, scratch); });

@@ -17,6 +17,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 #define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 
 namespace gilir {
 
