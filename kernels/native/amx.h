@@ -51,7 +51,6 @@ template <int TILE> INLINE void tile_store(void* p, int64_t row_bytes) {
     std::memcpy(static_cast<char*>(p) + row * row_bytes, tiles.data[TILE][row], tiles.config.row_bytes[TILE]);
 }
 // Subnormal numbers count as zero, before and after.
-inline float flushed(float x) { return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x; }
 template <int SUM, int A, int B> inline void tile_dot() {
   const auto pair = [](int tile, int row, int column, int odd) {
     bf16 x;

@@ -26,12 +26,15 @@ _AVX2 = frozenset(("avx2", "fma", "f16c"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 _AVX512_FLAGS = (*_AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+_DOT = _AVX512 | {"avx512_bf16"}
+_DOT_FLAGS = (*_AVX512_FLAGS, "-mavx512bf16", "-DGILIR_DOT")
 _AMX = _AVX512 | {"amx_tile", "amx_bf16"}
 _AMX_FLAGS = (*_AVX512_FLAGS, "-mamx-tile", "-mamx-bf16", "-DGILIR_AMX")
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 ISAS = (
     Isa("amx-bf16", _AMX, _AMX_FLAGS),
+    Isa("avx512-bf16", _DOT, _DOT_FLAGS),
     Isa("avx512", _AVX512, _AVX512_FLAGS),
     Isa("avx2", _AVX2, _AVX2_FLAGS),
 )

@@ -12,7 +12,8 @@ from kernels.attention_torch import paged_attention_torch
 from kernels.native.library import LOGITS, Batch, Kind, Library, Op
 from kernels.rms_norm import rms_norm_reference
 
-_INPUTS, _OUTPUTS = 72, 100
+_INPUTS, _OUTPUTS = 296, 100
+"""More inputs than a product takes at once, on any instruction set."""
 _FEW, _MANY = 7, 37
 """Rows: products of one block, and of several."""
 

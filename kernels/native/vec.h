@@ -40,6 +40,9 @@ INLINE void from_float(float x, bf16* p) {
   p->bits = x != x ? 0x7fc0 : static_cast<uint16_t>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
+// As instructions for bf16 take numbers and give them: zero for a subnormal one.
+inline float flushed(float x) { return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x; }
+
 #if defined(__AVX512F__) && !defined(GILIR_EMULATE)
 
 struct f32x16 { __m512 v; };

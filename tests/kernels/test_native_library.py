@@ -29,7 +29,10 @@ class TestIsa:
         [
             (AVX512, "x86_64", ["avx512", "avx2"]),
             (f"{FLAGS} avx512f", "x86_64", ["avx2"]),
+            (f"{AVX512} avx512_bf16", "x86_64", ["avx512-bf16", "avx512", "avx2"]),
+            (f"{FLAGS} avx512f avx512_bf16", "x86_64", ["avx2"]),
             (f"{AVX512} amx_tile amx_bf16", "x86_64", ["amx-bf16", "avx512", "avx2"]),
+            (f"{AVX512} avx512_bf16 amx_tile amx_bf16", "x86_64", ["amx-bf16", "avx512-bf16", "avx512", "avx2"]),
             ("sse2 avx2", "x86_64", []),
             (AVX512, "aarch64", []),
         ],
@@ -131,10 +134,11 @@ class TestBuild:
         assert {path.suffix for path in source_files()} == {".h", ".cpp"}
 
 
-def reference_bits(library: Library, rows: int) -> torch.Tensor:
-    """fp32 [rows <= 80, 90]: a linear layer of odd sizes behind a gate, all rows at once."""
+def reference_bits(library: Library, rows: int, k: int = 70) -> torch.Tensor:
+    """fp32 [rows <= 100, 90]: a linear layer of odd sizes behind a gate, all rows at once."""
     generator = torch.Generator().manual_seed(1)
-    weight, table = (torch.randn(n, k, generator=generator).to(library.dtype) for n, k in ((90, 70), (80, 140)))
+    shapes = ((90, k), (100, 2 * k))
+    weight, table = (torch.randn(shape, generator=generator).to(library.dtype) for shape in shapes)
     table = table[:rows]
     packed = [torch.empty(library.packed_size(*part.shape), dtype=library.dtype) for part in (table, weight)]
     for part, target in zip((table, weight), packed, strict=True):
@@ -142,11 +146,11 @@ def reference_bits(library: Library, rows: int) -> torch.Tensor:
     logits, ids = torch.empty(rows, 90), torch.arange(rows)
     program = library.program(
         [
-            Op(kind=Kind.EMBED, output=0, n=rows, k=140, scale=1.0, weight=packed[0].data_ptr()),
+            Op(kind=Kind.EMBED, output=0, n=rows, k=2 * k, scale=1.0, weight=packed[0].data_ptr()),
             Op(kind=Kind.GATED, input=0, output=1),
-            Op(kind=Kind.LINEAR, input=1, output=LOGITS, n=90, k=70, scale=1.0, weight=packed[1].data_ptr()),
+            Op(kind=Kind.LINEAR, input=1, output=LOGITS, n=90, k=k, scale=1.0, weight=packed[1].data_ptr()),
         ],
-        [140, 70],
+        [2 * k, k],
     )
     program.run(
         Batch(
@@ -204,6 +208,21 @@ class TestVariants:
             for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64):
                 torch.set_num_threads(1 + rows % 2)
                 assert torch.equal(reference_bits(emulated, rows), whole[:rows]), rows
+        finally:
+            torch.set_num_threads(threads)
+
+    def test_emulated_dot_products(self, avx2: Library) -> None:
+        """AVX512-BF16 by the arithmetic of its manual: near the other kernels, and each row as alone, on one thread or
+        two, in one piece of K or several, in one tile of rows or several."""
+        emulated = Library(build((*QUICK, "-mavx2", "-mfma", "-mf16c", "-DGILIR_EMULATE_DOT")), torch.bfloat16)
+        assert self_check(emulated)
+        whole = reference_bits(emulated, 100, k=330)
+        torch.testing.assert_close(whole, reference_bits(avx2, 100, k=330), rtol=1e-2, atol=1e-1)
+        threads = torch.get_num_threads()
+        try:
+            for rows in range(1, 34):
+                torch.set_num_threads(1 + rows % 2)
+                assert torch.equal(reference_bits(emulated, rows, k=330), whole[:rows]), rows
         finally:
             torch.set_num_threads(threads)
 
