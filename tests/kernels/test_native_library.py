@@ -4,6 +4,7 @@ same."""
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from kernels.native.self_check import attention_agrees, self_check
 
 QUICK = ("-O0", "-DGILIR_DTYPE=bf16")
 """Later flags win: what is only to be right, or to compile, need not be fast."""
+PRODUCTS = {"amx-bf16": "tdpbf16ps", "avx512-bf16": "vdpbf16ps"}
+"""The instruction that multiplies in bf16."""
 FLAGS = "fma avx2 f16c"
 AVX512 = f"{FLAGS} avx512f avx512bw avx512dq avx512vl"
 
@@ -134,30 +137,45 @@ class TestBuild:
         assert {path.suffix for path in source_files()} == {".h", ".cpp"}
 
 
+def product(library: Library, table: torch.Tensor, weight: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
+    """fp32 [M, N] of a linear layer. table: [M, K], or [M, 2 * K] where a gate comes first; weight: [N, K]."""
+    (rows, width), (outputs, inputs) = table.shape, weight.shape
+    packed = [torch.empty(library.packed_size(*part.shape), dtype=library.dtype) for part in (table, weight)]
+    for part, target in zip((table, weight), packed, strict=True):
+        library.pack(part.to(library.dtype), target)
+    logits, ids = torch.empty(rows, outputs), torch.arange(rows)
+    size = {"n": outputs, "k": inputs, "scale": 1.0, "weight": packed[1].data_ptr()}
+    program = library.program(
+        [
+            Op(kind=Kind.EMBED, output=0, n=rows, k=width, scale=1.0, weight=packed[0].data_ptr()),
+            *([Op(kind=Kind.GATED, input=0, output=1)] if gated else []),
+            Op(kind=Kind.LINEAR, input=int(gated), output=LOGITS, **size),
+        ],
+        [width, inputs],
+    )
+    pointers = {"token_ids": ids.data_ptr(), "logits": logits.data_ptr()}
+    program.run(Batch(tokens=rows, taken=rows, threads=torch.get_num_threads(), **pointers))
+    return logits
+
+
 def reference_bits(library: Library, rows: int, k: int = 70) -> torch.Tensor:
     """fp32 [rows <= 100, 90]: a linear layer of odd sizes behind a gate, all rows at once."""
     generator = torch.Generator().manual_seed(1)
-    shapes = ((90, k), (100, 2 * k))
-    weight, table = (torch.randn(shape, generator=generator).to(library.dtype) for shape in shapes)
-    table = table[:rows]
-    packed = [torch.empty(library.packed_size(*part.shape), dtype=library.dtype) for part in (table, weight)]
-    for part, target in zip((table, weight), packed, strict=True):
-        library.pack(part, target)
-    logits, ids = torch.empty(rows, 90), torch.arange(rows)
-    program = library.program(
-        [
-            Op(kind=Kind.EMBED, output=0, n=rows, k=2 * k, scale=1.0, weight=packed[0].data_ptr()),
-            Op(kind=Kind.GATED, input=0, output=1),
-            Op(kind=Kind.LINEAR, input=1, output=LOGITS, n=90, k=k, scale=1.0, weight=packed[1].data_ptr()),
-        ],
-        [2 * k, k],
-    )
-    program.run(
-        Batch(
-            tokens=rows, taken=rows, threads=torch.get_num_threads(), token_ids=ids.data_ptr(), logits=logits.data_ptr()
-        )
-    )
-    return logits
+    weight, table = (torch.randn(shape, generator=generator) for shape in ((90, k), (100, 2 * k)))
+    return product(library, table[:rows], weight, gated=True)
+
+
+def agrees_with_itself(library: Library, rows: Iterable[int], whole: torch.Tensor, k: int = 70) -> bool:
+    """Whether each number of rows has the bits that these rows have in the whole, on one thread or two."""
+    threads = torch.get_num_threads()
+    try:
+        for count in rows:
+            torch.set_num_threads(1 + count % 2)
+            if not torch.equal(reference_bits(library, count, k), whole[:count]):
+                return False
+    finally:
+        torch.set_num_threads(threads)
+    return True
 
 
 needs_avx2 = pytest.mark.skipif("avx2" not in {isa.name for isa in usable_isas()}, reason="no AVX2 here")
@@ -166,6 +184,12 @@ needs_avx2 = pytest.mark.skipif("avx2" not in {isa.name for isa in usable_isas()
 @pytest.fixture
 def avx2() -> Library:
     return load(next(isa for isa in ISAS if isa.name == "avx2"), torch.bfloat16)
+
+
+@pytest.fixture
+def emulated_dot() -> Library:
+    """AVX512-BF16 by the arithmetic of its manual."""
+    return Library(build((*QUICK, "-mavx2", "-mfma", "-mf16c", "-DGILIR_EMULATE_DOT")), torch.bfloat16)
 
 
 @needs_avx2
@@ -203,31 +227,29 @@ class TestVariants:
         assert self_check(emulated)
         whole = reference_bits(emulated, 65)
         torch.testing.assert_close(whole, reference_bits(avx2, 65), rtol=1e-2, atol=1e-1)
-        threads = torch.get_num_threads()
-        try:
-            for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64):
-                torch.set_num_threads(1 + rows % 2)
-                assert torch.equal(reference_bits(emulated, rows), whole[:rows]), rows
-        finally:
-            torch.set_num_threads(threads)
+        assert agrees_with_itself(emulated, (1, 2, 15, 16, 17, 31, 32, 33, 64), whole)
 
-    def test_emulated_dot_products(self, avx2: Library) -> None:
-        """AVX512-BF16 by the arithmetic of its manual: near the other kernels, and each row as alone, on one thread or
-        two, in one piece of K or several, in one tile of rows or several."""
-        emulated = Library(build((*QUICK, "-mavx2", "-mfma", "-mf16c", "-DGILIR_EMULATE_DOT")), torch.bfloat16)
-        assert self_check(emulated)
-        whole = reference_bits(emulated, 100, k=330)
+    def test_emulated_dot_products(self, avx2: Library, emulated_dot: Library) -> None:
+        """Near the other kernels, and each row as alone: in one piece of K or several, in one tile of rows or two."""
+        assert self_check(emulated_dot)
+        whole = reference_bits(emulated_dot, 100, k=330)
         torch.testing.assert_close(whole, reference_bits(avx2, 100, k=330), rtol=1e-2, atol=1e-1)
-        threads = torch.get_num_threads()
-        try:
-            for rows in range(1, 34):
-                torch.set_num_threads(1 + rows % 2)
-                assert torch.equal(reference_bits(emulated, rows, k=330), whole[:rows]), rows
-        finally:
-            torch.set_num_threads(threads)
+        assert agrees_with_itself(emulated_dot, range(1, 34), whole, k=330)
+
+    @pytest.mark.parametrize("rows", [1, 7])
+    def test_the_order_and_the_rounding_of_emulated_dot_products(self, emulated_dot: Library, rows: int) -> None:
+        """Of a pair the second product is added first, and each sum is rounded; subnormal numbers are zero."""
+        large, small, smallest = 2.0**30, 2.0**-65, 2.0**-130
+        table = torch.ones(rows, 4)
+        weight = torch.tensor([[0, large, -large, 1], [0, large, 1, -large], [smallest, 0, 0, 0], [0, 0, 3, 0]])
+        assert product(emulated_dot, table, weight).tolist() == [[0, 1, 0, 3]] * rows
+        assert not product(emulated_dot, table * small, torch.full((1, 4), small)).any()
 
     @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa.name != "avx2"], ids=lambda isa: isa.name)
     def test_compiles_for_machines_that_are_not_here(self, isa: isa_module.Isa) -> None:
         library = build((*isa.compiler_flags, *QUICK))
         symbols = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True).stdout
         assert " T gilir_run" in symbols
+        if isa.name in PRODUCTS:
+            code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+            assert PRODUCTS[isa.name] in code
