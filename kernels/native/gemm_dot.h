@@ -1,8 +1,8 @@
 // Products in bf16 with the dot products of AVX512-BF16, for few rows and for many.
 //
-// An output is one chain over rising pairs of K. A tile's rows become bf16 once, which is exact. With more rows than the
-// registers hold sums for, a piece of a few panels stays in the first cache for all of them, and the sums lie in memory
-// between the pieces: the chain of an output is the same as if it had stayed in a register.
+// An output is one chain over rising pairs of K. A tile's rows become bf16 once, which is exact. With more rows than
+// the registers hold sums for, a piece of a few panels stays in the first cache for all of them, and the sums lie in
+// memory between the pieces: the chain of an output is the same as if it had stayed in a register.
 #pragma once
 #include <vector>
 
@@ -63,7 +63,8 @@ void any_dot_tile(int rows, const bf16* x, int64_t stride, const bf16* w, int64_
 
 // Rows `rows`, which lie in the scratch `stride` apart, times P panels from `panel` on.
 template <int P>
-void multiply_dots(const Linear<bf16>& op, Share rows, int64_t stride, int64_t panel, Ahead ahead, DotScratch& scratch) {
+void multiply_dots(const Linear<bf16>& op, Share rows, int64_t stride, int64_t panel, Ahead ahead,
+                   DotScratch& scratch) {
   const int64_t count = rows.end - rows.begin, k = op.weight.padded_k();
   const int blocks = static_cast<int>((count + DOT_ROWS - 1) / DOT_ROWS);
   const int pieces = blocks == 1 ? 1 : static_cast<int>((k + DOT_PIECE - 1) / DOT_PIECE);
