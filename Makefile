@@ -22,7 +22,7 @@ serve: $(STAMP)
 	@exec $(RUN) -m deploy.serve --port $(PORT) $(if $(MODEL),--model $(MODEL))
 
 test: $(STAMP) lint
-	$(RUN) -m pytest -n auto --dist loadfile
+	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -12,9 +12,19 @@ from executor_svc.determinism import prepare_environment
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 prepare_environment()
 
-LONG_FILES = {"test_own_processes.py", "test_ahead_of_time.py", "test_failover.py", "test_same_answer.py"}
+LONG_FILES = (
+    "test_own_processes.py",
+    "test_ahead_of_time.py",
+    "test_gpu_benchmark.py",
+    "test_failover.py",
+    "test_same_answer.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: files are dealt out in this order, and none should be left alone at the end."""
-    items.sort(key=lambda item: item.path.name not in LONG_FILES)
+    """The longest files first: files are dealt out in this order, and none should be left alone at the end.
+
+    xdist keeps the order with `--no-loadscope-reorder` only.
+    """
+    place = {name: index for index, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
