@@ -154,7 +154,8 @@ class Program:
         self._functions.gilir_destroy(self._program)
 
     def run(self, batch: Batch) -> None:
-        """Raises MemoryError; IndexError for a row that leaves its tensors; RuntimeError where no thread can be had."""
+        """Raises MemoryError; IndexError for a number that leaves its tensor (checks.h); RuntimeError where no thread can be
+        had."""
         _check(self._functions.gilir_run(self._program, ctypes.byref(batch)))
 
 
@@ -163,7 +164,7 @@ def _check(code: int) -> None:
     if code == 1:
         raise MemoryError("no memory for the native step")
     if code == 2:
-        raise IndexError("a row's tokens, context or blocks are out of range")
+        raise IndexError("a batch's tokens, positions, slots, rows, contexts or blocks are out of range")
     if code:
         raise RuntimeError("the native step failed")
 
