@@ -154,8 +154,8 @@ class Program:
         self._functions.gilir_destroy(self._program)
 
     def run(self, batch: Batch) -> None:
-        """Raises MemoryError; IndexError for a number that leaves its tensor (checks.h); RuntimeError where no thread can be
-        had."""
+        """Raises MemoryError; IndexError for a number that leaves its tensor (checks.h); RuntimeError where there is no
+        thread to be had."""
         _check(self._functions.gilir_run(self._program, ctypes.byref(batch)))
 
 
