@@ -67,6 +67,15 @@ def build(extra_flags: tuple[str, ...], source: str = "step.cpp") -> Path:
     raise BuildError(f"no folder for the compiled kernels: {failure}")
 
 
+def is_built(extra_flags: tuple[str, ...], source: str = "step.cpp") -> bool:
+    """Whether `build` would find the library in the cache. Raises `BuildError` where there is no compiler."""
+    name = f"{_digest(find_compiler(), extra_flags, source)}.so"
+    try:
+        return _is_whole(_cache_folder() / name)
+    except (OSError, RuntimeError):
+        return False
+
+
 def _clear_stale(folder: Path) -> None:
     for part in folder.glob("*.so.*.part"):
         with contextlib.suppress(OSError):  # another process may be faster

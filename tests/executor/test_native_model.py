@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from common.logs import COMPILING
 from executor_svc.kv_cache import KVCache
 from executor_svc.model import Decoder, NativeDecoder, load_model
 from executor_svc.model import native as native_module
@@ -194,6 +195,18 @@ class TestTorchServes:
         load.cache_clear()
         assert self.served(tmp_path / "model") is Decoder
         assert "no C++ compiler" in capfd.readouterr().out
+
+    def test_a_compilation_is_told_and_a_library_that_is_kept_is_not_compiled(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        save_model(make_model("llama"), tmp_path / "model")
+        assert self.served(tmp_path / "model") is NativeDecoder
+        assert COMPILING not in capfd.readouterr().out
+        monkeypatch.setenv(build_module.CACHE_VARIABLE, str(tmp_path / "empty"))
+        monkeypatch.setattr(build_module, "FLAGS", (*build_module.FLAGS, "-no-such-flag"))
+        load.cache_clear()
+        assert self.served(tmp_path / "model") is Decoder
+        assert COMPILING in capfd.readouterr().out
 
     def test_with_an_instruction_set_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(VARIABLE, "neon")
