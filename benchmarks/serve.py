@@ -34,18 +34,19 @@ from benchmarks.watch import Watch
 from deploy.local import LocalServices
 
 COLUMNS = (
-    ("output_tokens_per_s", "tok/s"),
-    ("ttft_p50_ms", "TTFT p50"),
-    ("ttft_p99_ms", "p99"),
-    ("itl_p50_ms", "ITL p50"),
-    ("itl_p99_ms", "p99"),
-    ("tpot_p50_ms", "TPOT p50"),
-    ("peak_rss_mib", "RSS MiB"),
-    ("other_cpu_s", "other CPU"),
-    ("budget_fill", "fill"),
-    ("bubble_p50_ms", "bubble"),
-    ("bubble_share", "share"),
+    ("output_tokens_per_s", "output", "tok/s"),
+    ("ttft_p50_ms", "TTFT p50", "ms"),
+    ("ttft_p99_ms", "p99", "ms"),
+    ("itl_p50_ms", "ITL p50", "ms"),
+    ("itl_p99_ms", "p99", "ms"),
+    ("tpot_p50_ms", "TPOT p50", "ms"),
+    ("peak_rss_mib", "peak RSS", "MiB"),
+    ("other_cpu_s", "other CPU", "s"),
+    ("budget_fill", "fill", "of 1"),
+    ("bubble_p50_ms", "bubble", "ms"),
+    ("bubble_share", "bubbles", "of 1"),
 )
+"""Of the table: a figure, its name and its unit."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def show(line: dict[str, float], *, head: bool) -> str:
-    """A row of the table, below the names where `head` is set."""
-    names = " ".join(f"{name:>9}" for _, name in COLUMNS)
-    cells = (f"{line[key]:9.4g}" if key in line else f"{'-':>9}" for key, _ in COLUMNS)
+    """A row of the table, below the names and their units where `head` is set."""
+    names = " ".join(f"{name:>9}" for _, name, _ in COLUMNS)
+    units = " ".join(f"{unit:>9}" for _, _, unit in COLUMNS)
+    cells = (f"{line[key]:9.4g}" if key in line else f"{'-':>9}" for key, _, _ in COLUMNS)
     load_is = f"c {line['concurrency']:.0f}" if "concurrency" in line else f"{line['rate']:g}/s"
-    return (f"{'':8}{names}\n" if head else "") + f"{load_is:<8}" + " ".join(cells)
+    return (f"{'':8}{names}\n{'':8}{units}\n" if head else "") + f"{load_is:<8}" + " ".join(cells)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 import structlog
 
+COMPILING = "compiling the native CPU step: once, up to a minute"
+"""The event of an executor's log that `deploy.local` shows on the console."""
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 

@@ -91,7 +91,7 @@ def main() -> int:
             print("starting a scheduler and an executor …", flush=True)
             services.start_scheduler()
             services.start_executor()
-            services.wait_ready()
+            services.wait_ready(tell=lambda line: print(line, flush=True))
         except ServiceFailed as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -11,10 +11,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from common.logs import COMPILING
 from common.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,11 +124,17 @@ class LocalServices:
         self.processes.append(process)
         return process
 
-    def wait_ready(self, timeout_s: float = 120.0) -> None:
-        """Block until `/health/ready` answers 200. Raises `ServiceFailed` when a service ends before."""
+    def wait_ready(self, timeout_s: float = 120.0, *, tell: Callable[[str], None] | None = None) -> None:
+        """Block until `/health/ready` answers 200. Raises `ServiceFailed` when a service ends before.
+
+        tell: hears, once, that an executor compiles its kernels: that may take most of the time.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self.raise_if_ended()
+            if tell is not None and any(COMPILING in process.log_tail() for process in self.processes):
+                tell(f"{COMPILING} …")
+                tell = None
             try:
                 with urllib.request.urlopen(f"{self.url}/health/ready", timeout=5) as answer:
                     if answer.status == 200:

@@ -21,6 +21,11 @@ def handle_stop(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
+def tell(line: str) -> None:
+    """On the console, also where that is a pipe."""
+    print(line, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="serve", description=__doc__)
     parser.add_argument("--port", type=int, default=8000)
@@ -32,9 +37,9 @@ def main() -> int:
         try:
             services.start_scheduler()
             services.start_executor(*(["--model", options.model] if options.model else []))
-            services.wait_ready(timeout_s=600)
-            print(f"ready: {services.url}", flush=True)
-            print(CURL.format(url=services.url), flush=True)
+            services.wait_ready(timeout_s=600, tell=tell)
+            tell(f"ready: {services.url}")
+            tell(CURL.format(url=services.url))
             while True:
                 services.raise_if_ended()
                 time.sleep(0.5)

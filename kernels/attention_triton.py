@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.attention_merge import merge_splits
-from kernels.attention_plan import work_plan
+from kernels.attention_plan import WorkPlan, work_plan
 from kernels.attention_tile import tile_shape
 from kernels.attention_varlen import _attention_kernel
 from kernels.compiler import power_of_two
@@ -44,11 +44,7 @@ def paged_attention_triton(
     capacity = len(plan.items)
     programs = max(1, (DECODE_PROGRAMS if decodes_only else MIXED_PROGRAMS) // kv_heads)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    # Not written where no row is split; of the same type then, so that the kernel is the same.
-    partial = partial_sum = plan.items.view(torch.float32)
-    if plan.splits > 1:
-        partial = torch.empty((capacity, heads, head_dim), dtype=torch.float32, device=q.device)
-        partial_sum = torch.empty((capacity, heads), dtype=torch.float32, device=q.device)
+    partial, partial_sum = _partial_results(plan, heads, head_dim)
     _attention_kernel[(min(capacity, programs), kv_heads)](
         q,
         readable(k_cache),
@@ -86,3 +82,16 @@ def paged_attention_triton(
     if plan.splits > 1:
         merge_splits(partial, partial_sum, out, sinks, plan, batch.query_start)
     return out
+
+
+def _partial_results(plan: WorkPlan, heads: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp32 [items, heads, head_dim] and [items, heads]: room for what `merge_splits` joins.
+
+    Where no row is split nothing is written there: the items stand in, as fp32, so that the kernel is the same.
+    """
+    if plan.splits == 1:
+        unused = plan.items.view(torch.float32)
+        return unused, unused
+    shape, device = (len(plan.items), heads), plan.items.device
+    partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
+    return partial, torch.empty(shape, dtype=torch.float32, device=device)

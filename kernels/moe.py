@@ -80,7 +80,11 @@ def moe_mlp_reference(
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Plain torch version of `moe_mlp`: one expert after the other, each with the rows that chose it."""
+    """Plain torch version of `moe_mlp`: one expert after the other, each with the rows that chose it.
+
+    Which experts were chosen, and by how many rows, the host has to know: on a GPU it would wait for the device. There
+    `moe_mlp` always takes the Triton kernels, and only a comparison calls this.
+    """
     pairs = torch.zeros((*ids.shape, x.shape[1]), dtype=x.dtype, device=x.device)
     for expert in torch.unique(ids).tolist():
         if not 0 <= expert < len(gate_up):

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from kernels.sampling import SamplingColumns
 
 CANDIDATES = 1024
-"""Likeliest tokens pulled from a row before its whole vocabulary is sorted."""
+"""Likeliest tokens that a row's filters are tried on first."""
+GROWTH = 16
+"""How many times more are taken where those do not suffice."""
 
 
 def sample_torch(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
@@ -48,17 +50,21 @@ def _draw(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
 
 
 def _draw_filtered(logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
+    """Filters as many of the likeliest tokens as it takes to know what is kept: a cut-off is seldom far down a row."""
+    vocab_size = logits.shape[1]
     logits = logits / columns.temperature[:, None]
-    values, tokens = ordered_topk(logits, min(CANDIDATES, logits.shape[1]))
-    mass = 1.0 / torch.softmax(logits, -1).gather(1, tokens[:, :1]).double()  # of the vocabulary; the likeliest has 1
-    keep, complete = kept_prefix(values, mass, columns, logits.shape[1])
-    out = _draw_among(values, tokens, keep, columns)
-    rest = (~complete).nonzero().squeeze(1)
-    if len(rest):
-        columns = columns.select(rest)
-        values, tokens = logits[rest].sort(dim=-1, descending=True, stable=True)
-        keep, _ = kept_prefix(values, mass[rest], columns, logits.shape[1])
-        out[rest] = _draw_among(values, tokens, keep, columns)
+    mass = 1.0 / torch.softmax(logits, -1).amax(-1, keepdim=True).double()  # of the vocabulary; the likeliest has 1
+    out = torch.empty(len(logits), dtype=torch.int64)
+    rows, count = torch.arange(len(logits)), CANDIDATES
+    while len(rows):
+        values, tokens = ordered_topk(logits, min(count, vocab_size))
+        keep, complete = kept_prefix(values, mass, columns, vocab_size)
+        if complete.any():
+            drawn = _draw_among(values[complete], tokens[complete], keep[complete], columns.select(complete))
+            out[rows[complete]] = drawn
+        rest = ~complete
+        rows, logits, mass, columns = rows[rest], logits[rest], mass[rest], columns.select(rest)
+        count *= GROWTH
     return out
 
 

@@ -25,6 +25,7 @@ from benchmarks.gpu.context import (
     sequence,
     slots,
 )
+from benchmarks.rates import Probe
 from benchmarks.shapes import size_of
 from common.wire import Limits, Plan
 from executor_svc.kv_cache import block_bytes
@@ -34,7 +35,7 @@ from executor_svc.warm_up import warm_up_graphs
 
 def rows(context: Context) -> Iterator[Row]:
     batches, length, steps = ((1, 3), 20, 6) if context.tiny else ((1, 8, 16, 32, 64), 1024, 64)
-    bandwidth = read_bandwidth(context)
+    bandwidth = Probe(context.device, torch.bfloat16).measure().bandwidth
     yield {"what": "read bandwidth", "gb_per_s": round(bandwidth / 1e9, 1)}
     model, card = random_model(context, max_model_len=4096)
     blocks_each = (length + 3 * steps) // BLOCK_SIZE + 1
@@ -55,18 +56,6 @@ def rows(context: Context) -> Iterator[Row]:
             found |= {"floor_ms": round(floor_ms, 3), "times_floor": round(found["ms"] / floor_ms, 3)}
             yield {"what": "decode", "batch": batch, "context": length, "graphs": graphs, **found}
         del runner
-
-
-def read_bandwidth(context: Context) -> float:
-    """Bytes a second, the best of summing a large tensor and of half a copy."""
-    size = (1 << 20) if context.tiny else (4 << 30)
-    source = torch.zeros(size // 4, dtype=torch.float32, device=context.device)
-    target = torch.empty_like(source)
-    best = 0.0
-    for work, moved in ((source.sum, size), (lambda: target.copy_(source), 2 * size)):
-        work()
-        best = max(best, moved / min(context.seconds(work) for _ in range(8)))
-    return best
 
 
 class Clock:

@@ -7,13 +7,14 @@ from typing import Literal
 import structlog
 import torch
 
+from common.logs import COMPILING
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.native import NativeDecoder, eight_bits, obstacle
 from executor_svc.model.weights import Weights
-from kernels.native.build import BuildError
+from kernels.native.build import BuildError, is_built
 from kernels.native.isa import usable_isas
-from kernels.native.library import Library, load
+from kernels.native.library import Library, compiler_flags, load
 from kernels.native.self_check import self_check
 
 CpuStep = Literal["native", "torch"]
@@ -52,8 +53,10 @@ def find_library(dtype: torch.dtype, weights: torch.dtype | None = None) -> tupl
     except ValueError as error:
         return None, str(error)
     for isa in isas:
-        log.info("native CPU step; its kernels are compiled where the cache has none, in some seconds", isa=isa.name)
+        log.info("native CPU step", isa=isa.name)
         try:
+            if not is_built(compiler_flags(isa, dtype, weights)):
+                log.info(COMPILING, isa=isa.name)
             library = load(isa, dtype, weights)
             if self_check(library):
                 return library, ""

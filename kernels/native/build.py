@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +26,8 @@ FLAGS = (
 libraries of one process must not share the statics of their inline functions, which differ in size."""
 CACHE_VARIABLE = "GILIR_NATIVE_CACHE"
 _TIMEOUT_S = 300
+_STALE_S = 2 * _TIMEOUT_S
+"""No build is this old: what it left was of one that was killed."""
 _SEAL_BYTES = 16
 
 
@@ -44,6 +51,7 @@ def build(extra_flags: tuple[str, ...], source: str = "step.cpp") -> Path:
             if _is_whole(kept):
                 return kept
             kept.parent.mkdir(parents=True, exist_ok=True)
+            _clear_stale(kept.parent)
             handle, temporary = tempfile.mkstemp(dir=kept.parent, prefix=f"{name}.", suffix=".part")
         except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
             failure = error
@@ -57,6 +65,22 @@ def build(extra_flags: tuple[str, ...], source: str = "step.cpp") -> Path:
             Path(temporary).unlink(missing_ok=True)
         return kept
     raise BuildError(f"no folder for the compiled kernels: {failure}")
+
+
+def is_built(extra_flags: tuple[str, ...], source: str = "step.cpp") -> bool:
+    """Whether `build` would find the library in the cache. Raises `BuildError` where there is no compiler."""
+    name = f"{_digest(find_compiler(), extra_flags, source)}.so"
+    try:
+        return _is_whole(_cache_folder() / name)
+    except (OSError, RuntimeError):
+        return False
+
+
+def _clear_stale(folder: Path) -> None:
+    for part in folder.glob("*.so.*.part"):
+        with contextlib.suppress(OSError):  # another process may be faster
+            if time.time() - part.stat().st_mtime > _STALE_S:
+                part.unlink()
 
 
 def _seal(path: Path) -> None:
@@ -125,12 +149,42 @@ def _compile(compiler: tuple[str, ...], extra_flags: tuple[str, ...], source: st
     _run([*compiler, *FLAGS, *extra_flags, str(SOURCES / source), "-o", str(target)])
 
 
+_GROUP = """trap 'trap - TERM; kill 0' TERM; "$@" & wait $!"""
+"""For a shell that leads a process group: it runs a command, and SIGTERM to it ends all of the group. A compiler is
+several processes."""
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with_parent() -> None:
+    """For `preexec_fn`: SIGTERM when the thread that started this process ends, even by SIGKILL. Linux only."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def _run(command: list[str]) -> str:
+    """The standard output. The command does not outlive the caller."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", _GROUP, "sh", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+    except OSError as error:
         raise BuildError(f"{command[0]}: {error}") from error
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or [""]
+    with process:
+        try:
+            output, errors = process.communicate(timeout=_TIMEOUT_S)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise BuildError(f"{command[0]}: not done after {_TIMEOUT_S} s") from error
+            raise
+    if process.returncode:
+        lines = [line for line in errors.splitlines() if "error" in line] or errors.splitlines() or [""]
         raise BuildError(f"{command[0]}: {lines[0]}")
-    return done.stdout
+    return output

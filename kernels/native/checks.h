@@ -1,8 +1,26 @@
-// Whether a batch stays inside its tensors. A caller's mistake must not become a read of somebody else's memory.
+// Whether a program and its batch stay inside its tensors. A caller's mistake must not become a read of somebody else's memory.
 #pragma once
 #include "program.h"
 
 namespace gilir {
+
+inline bool within(const int64_t* values, int64_t count, int64_t begin, int64_t end) {
+  for (int64_t i = 0; i < count; i++)
+    if (values[i] < begin || values[i] >= end) return false;
+  return true;
+}
+
+// What an operation looks up by the batch's numbers: rows of a table, of the cache, of a buffer.
+inline bool is_sound(const Op& op, const Batch& batch) {
+  const int64_t count = op.taken ? batch.taken : batch.tokens;
+  switch (op.kind) {
+    case Kind::EMBED: return within(batch.token_ids, count, 0, op.n);
+    case Kind::TAKE_ROWS: return within(batch.logit_rows, count, 0, batch.tokens);
+    case Kind::ROPE_AND_CACHE:
+      return within(batch.positions, count, 0, op.n) && within(batch.slots, count, -1, batch.num_blocks * batch.block_size);
+    default: return true;
+  }
+}
 
 // Query tokens of each row one behind the other, each context within its table, each block used there within the cache.
 inline bool is_sound(const Batch& batch) {

@@ -154,7 +154,8 @@ class Program:
         self._functions.gilir_destroy(self._program)
 
     def run(self, batch: Batch) -> None:
-        """Raises MemoryError; IndexError for a row that leaves its tensors; RuntimeError where no thread can be had."""
+        """Raises MemoryError; IndexError for a number that leaves its tensor (checks.h); RuntimeError where there is no
+        thread to be had."""
         _check(self._functions.gilir_run(self._program, ctypes.byref(batch)))
 
 
@@ -163,7 +164,7 @@ def _check(code: int) -> None:
     if code == 1:
         raise MemoryError("no memory for the native step")
     if code == 2:
-        raise IndexError("a row's tokens, context or blocks are out of range")
+        raise IndexError("a batch's tokens, positions, slots, rows, contexts or blocks are out of range")
     if code:
         raise RuntimeError("the native step failed")
 
@@ -175,7 +176,10 @@ def load(isa: Isa, dtype: torch.dtype, eight_bits: torch.dtype | None = None) ->
     eight_bits: int8 or float8_e4m3fn, where linear layers store their weights so. Compiled apart: each format takes
     a set of products of its own, and few models need any.
     """
-    flags = [f"-DGILIR_DTYPE={C_TYPES[dtype]}"]
-    if eight_bits is not None:
-        flags.append(f"-DGILIR_WEIGHTS={EIGHT_BIT_C_TYPES[eight_bits]}")
-    return Library(build((*isa.compiler_flags, *flags)), dtype, eight_bits)
+    return Library(build(compiler_flags(isa, dtype, eight_bits)), dtype, eight_bits)
+
+
+def compiler_flags(isa: Isa, dtype: torch.dtype, eight_bits: torch.dtype | None = None) -> tuple[str, ...]:
+    """What the library that `load` wants is compiled with."""
+    weights = () if eight_bits is None else (f"-DGILIR_WEIGHTS={EIGHT_BIT_C_TYPES[eight_bits]}",)
+    return (*isa.compiler_flags, f"-DGILIR_DTYPE={C_TYPES[dtype]}", *weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from functools import cache
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from kernels.native.build import BuildError, build
 from kernels.native.isa import usable_isas
+
+log = logging.getLogger(__name__)
 
 
 def draw_uniforms(
@@ -40,7 +43,8 @@ def _library() -> ctypes.CDLL | None:
     try:
         vectors = ("-mavx2",) if usable_isas() else ()
         library = ctypes.CDLL(str(build(vectors, "noise.cpp")))
-    except (BuildError, OSError, ValueError):
+    except (BuildError, OSError, ValueError) as error:
+        log.warning("numpy draws the noise instead of the native code: %s", error)
         return None
     pointer = ctypes.c_void_p
     library.gilir_uniforms.argtypes = (*(pointer,) * 3, ctypes.c_int64, ctypes.c_int64, pointer, ctypes.c_int32)

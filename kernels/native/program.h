@@ -22,7 +22,8 @@ struct Op {
   int32_t eight_bits;     // LINEAR: the weight is in GILIR_WEIGHTS, not in the model's format
   int32_t experts;        // ROUTE, EXPERTS: how many there are
   int32_t pairs;          // k > 0: works on k pairs of a row and an expert for each row
-  int64_t n, k;           // LINEAR, EMBED: of the packed weight. EXPERTS: of each expert's. NORM: k is the width
+  int64_t n, k;           // LINEAR, EMBED: of the packed weight. EXPERTS: of each expert's. NORM: k is the width.
+                          // ROPE: n positions of the table
   float scale, softcap, eps;
   const void* weight;     // EXPERTS: one packed weight behind the other. ATTENTION: sinks [heads], or null
   const void* bias;       // EXPERTS: [experts, n]

@@ -3,6 +3,7 @@
 //
 // Built once for each number format: GILIR_DTYPE is float, bf16 or f16; where weights are stored in eight bits,
 // GILIR_WEIGHTS is i8 or e4m3.
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 
@@ -49,6 +50,10 @@ class Decoder {
     }
     for (const Op& op : ops_)
       if (op.pairs > 0) buffers_[static_cast<size_t>(op.out)].each = op.pairs;
+  }
+
+  bool accepts(const Batch& batch) const {
+    return is_sound(batch) && std::all_of(ops_.begin(), ops_.end(), [&](const Op& op) { return is_sound(op, batch); });
   }
 
   void run(const Batch& batch) {
@@ -270,8 +275,9 @@ int32_t gilir_create(const Op* ops, int64_t count, const int64_t* widths, int64_
 void gilir_destroy(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
 int32_t gilir_run(void* decoder, const Batch* batch) {
-  if (!is_sound(*batch)) return UNSOUND_BATCH;
-  return guarded([&] { return static_cast<Decoder*>(decoder)->run(*batch), DONE; });
+  Decoder& program = *static_cast<Decoder*>(decoder);
+  if (!program.accepts(*batch)) return UNSOUND_BATCH;
+  return guarded([&] { return program.run(*batch), DONE; });
 }
 
 }

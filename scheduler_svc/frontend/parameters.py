@@ -43,6 +43,8 @@ class Parameters:
     n: int
     sampling: SamplingParams
     max_tokens: int | None
+    max_tokens_name: str
+    """What the request calls it."""
     stop: StopAutomaton | None
     include_stop: bool
     skip_special_tokens: bool
@@ -57,6 +59,7 @@ class Parameters:
     ) -> SamplingParams:
         """Sampling parameters with the final `max_tokens`. Raises `ApiError` 400 when prompt and answer cannot fit.
 
+        The error names `param`, which holds the prompt, where that is too long by itself, else the field of max_tokens.
         Without max_tokens the answer may take `default_max_tokens`, or all that is left where that is None or less.
         """
         room = model.card.max_model_len - prompt_length
@@ -66,13 +69,13 @@ class Parameters:
             text = (
                 f"This model's context holds {model.card.max_model_len} tokens; the prompt has {prompt_length}{asked}."
             )
-            raise invalid(param, text, "context_length_exceeded")
+            raise invalid(param if room < 1 else self.max_tokens_name, text, "context_length_exceeded")
         if model.kv_capacity:
             kv_room = model.kv_capacity - prompt_length + 1
             if kv_room < 1 or (wanted is not None and wanted > kv_room):
                 need = prompt_length + (wanted or 1) - 1
                 text = f"The request needs KV for {need} tokens; the largest executor holds {model.kv_capacity}."
-                raise invalid(param, text, "kv_capacity_exceeded")
+                raise invalid(param if kv_room < 1 else self.max_tokens_name, text, "kv_capacity_exceeded")
             room = min(room, kv_room)
         if wanted is None:
             wanted = room if default_max_tokens is None else min(room, default_max_tokens)
@@ -85,9 +88,11 @@ class Parameters:
 
 def read_parameters(fields: Fields, model: ServedModel, *, max_tokens_names: tuple[str, ...]) -> Parameters:
     """Read all but the prompt and the logprobs. Of `max_tokens_names` the first that is given counts."""
-    max_tokens = None
+    max_tokens, max_tokens_name = None, max_tokens_names[0]
     for name in reversed(max_tokens_names):
-        max_tokens = fields.integer(name, max_tokens, 1, MAX_TOKENS)
+        given = fields.integer(name, None, 1, MAX_TOKENS)
+        if given is not None:
+            max_tokens, max_tokens_name = given, name
     stream = fields.boolean("stream", False)
     for name in IGNORED:
         fields.raw(name)
@@ -95,6 +100,7 @@ def read_parameters(fields: Fields, model: ServedModel, *, max_tokens_names: tup
         n=fields.integer("n", 1, 1, 128),
         sampling=_read_sampling(fields, model),
         max_tokens=max_tokens,
+        max_tokens_name=max_tokens_name,
         stop=_read_stop(fields),
         include_stop=fields.boolean("include_stop_str_in_output", False),
         skip_special_tokens=fields.boolean("skip_special_tokens", True),

@@ -10,8 +10,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from common.wire import (
+    PROTOCOL_VERSION,
+    Hello,
+    Limits,
     LogprobColumns,
     Message,
+    ModelCard,
     NewSequence,
     Plan,
     PromptLogprobs,
@@ -19,6 +23,7 @@ from common.wire import (
     Result,
     SamplingParams,
     Serving,
+    Stats,
     Submit,
     Tokens,
 )
@@ -212,3 +217,39 @@ def in_numpy(value: Any, field: FieldType) -> Any:
 def message_in_numpy(message: Any) -> Any:
     changes = {name: in_numpy(getattr(message, name), field) for name, field in message.wire_fields}
     return dataclasses.replace(message, **changes)
+
+
+def example(cls: type[Message]) -> Any:
+    """A message of a class with as little in it as may be."""
+    plain: dict[str, Any] = {"model": "m", "streams": [], "stream": 0}
+    match cls.__name__:
+        case "Hello":
+            return Hello(PROTOCOL_VERSION, "e", b"i", "cpu", Limits(16, 8, 0, 4, 64), card())
+        case "Submit":
+            return Submit(5, 2, "r", "m", np.array([1, 2], np.int32), SamplingParams(4))
+        case "Plan":
+            new = NewSequence(0, 1, np.array([1, 2], np.int32), 2, 0, np.array([3], np.int32), SamplingParams(4))
+            return Plan(1, 2, decodes=np.array([1], np.uint16), new=(new,))
+        case "Serving":
+            return Serving((card(),), (128,))
+        case "Stats":
+            return Stats(True, False, {"g": 1.0}, {"c": 2.0}, {"h": (1.0, 2.0)})
+    values = {}
+    for name, field in cls.wire_fields:
+        match field:
+            case Int():
+                values[name] = field.high
+            case Column() | ListOf():
+                values[name] = np.empty(0, getattr(field, "dtype", None)) if isinstance(field, Column) else ()
+            case Text():
+                values[name] = plain.get(name, "t")
+            case Part():
+                values[name] = field.cls()
+            case _:
+                values[name] = False
+    return cls(**values)
+
+
+def card(**changes: Any) -> ModelCard:
+    return ModelCard(**{"name": "m", "fingerprint": b"f" * 16, "vocab_size": 9, "max_model_len": 64, "eos_ids": (1,),
+                        "dtype": "float32", **changes})  # fmt: skip

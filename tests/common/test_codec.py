@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 import tracemalloc
@@ -19,32 +18,21 @@ from common.wire import (
     PROTOCOL_VERSION,
     Abort,
     Alive,
-    Ended,
-    EndReason,
     Hello,
-    Leaving,
-    Limits,
     LogprobColumns,
     Message,
-    ModelCard,
-    NewSequence,
     Plan,
-    PromptScores,
-    Reset,
     Result,
     SamplingParams,
-    Serving,
-    Stats,
     Submit,
-    Tokens,
     WireError,
     decode,
     encode,
     hello_protocol,
 )
 from common.wire.codec import Part
-from common.wire.fields import Bool, Column, Int, ListOf, Text
-from tests.common.messages import CLASSES, MESSAGES, assert_same, message_in_numpy, messages_of
+from common.wire.fields import ListOf
+from tests.common.messages import CLASSES, MESSAGES, assert_same, example, message_in_numpy, messages_of
 
 names = [cls.__name__ for cls in MESSAGES]
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,42 +42,6 @@ JUNK: list[Any] = [
     {}, {"a": 1}, {"a": {"b": []}}, {b"a": 1}, {"a": float("nan")}, msgpack.ExtType(5, b"x"), msgpack.Timestamp(1),
     "x" * 2_000_000, ["a"] * 70_000,
 ]  # fmt: skip
-
-
-def example(cls: type[Message]) -> Any:
-    """A message of a class with as little in it as may be."""
-    plain: dict[str, Any] = {"model": "m", "streams": [], "stream": 0}
-    match cls.__name__:
-        case "Hello":
-            return Hello(PROTOCOL_VERSION, "e", b"i", "cpu", Limits(16, 8, 0, 4, 64), card())
-        case "Submit":
-            return Submit(5, 2, "r", "m", np.array([1, 2], np.int32), SamplingParams(4))
-        case "Plan":
-            new = NewSequence(0, 1, np.array([1, 2], np.int32), 2, 0, np.array([3], np.int32), SamplingParams(4))
-            return Plan(1, 2, decodes=np.array([1], np.uint16), new=(new,))
-        case "Serving":
-            return Serving((card(),), (128,))
-        case "Stats":
-            return Stats(True, False, {"g": 1.0}, {"c": 2.0}, {"h": (1.0, 2.0)})
-    values = {}
-    for name, field in cls.wire_fields:
-        match field:
-            case Int():
-                values[name] = field.high
-            case Column() | ListOf():
-                values[name] = np.empty(0, getattr(field, "dtype", None)) if isinstance(field, Column) else ()
-            case Text():
-                values[name] = plain.get(name, "t")
-            case Part():
-                values[name] = field.cls()
-            case _:
-                values[name] = False
-    return cls(**values)
-
-
-def card(**changes: Any) -> ModelCard:
-    return ModelCard(**{"name": "m", "fingerprint": b"f" * 16, "vocab_size": 9, "max_model_len": 64, "eos_ids": (1,),
-                        "dtype": "float32", **changes})  # fmt: skip
 
 
 def raw_fields(cls: type[Message]) -> list[Any]:
@@ -278,96 +230,6 @@ def test_a_column_is_not_copied_many_times() -> None:
         tracemalloc.stop()
     assert isinstance(message, Submit) and len(message.prompt) == 1_000_000
     assert peak < 4 * len(data)
-
-
-@pytest.mark.parametrize("cls", MESSAGES, ids=names)
-def test_what_cannot_be_carried_is_refused_by_its_name(cls: type[Message]) -> None:
-    good = example(cls)
-    for name, field in cls.wire_fields:
-        wrong: list[Any] = [] if isinstance(field, Bool) else [object(), None]
-        if isinstance(field, Int):
-            wrong += [field.low - 1, field.high + 1, 1.0, "1"]
-        for value in wrong:
-            with pytest.raises(WireError, match=rf"^{cls.__name__}\.{name}: "):
-                encode(dataclasses.replace(good, **{name: value}))
-
-
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        (Ended(2**32, EndReason.EOS), "Ended.stream: "),
-        (Ended(1, 77), "Ended.reason: "),
-        (Leaving(1, "x" * 257), "Leaving.reason: .*256 characters"),
-        (Leaving(1, "\ud800"), "Leaving.reason: .*surrogate"),
-        (Abort(np.array([-1])), "Abort.streams: .*out of range"),
-        (Abort(np.array([1.0])), "Abort.streams: .*not an integer"),
-        (Abort(np.zeros((2, 2), np.uint32)), "Abort.streams: .*shape"),
-        (Abort(np.zeros(70_000, np.uint32)), "Abort.streams: .*65535 items"),
-        (
-            Submit(0, 1, "r", "m", [1], SamplingParams(1, bias_values=["a"])),
-            "Submit.params: bias_values: .*not numbers",
-        ),
-        (Submit(0, 1, "r", "m", [1], SamplingParams(1.5)), "Submit.params: max_tokens: "),
-        (Stats(True, False, gauges={"g": float("inf")}), "Stats.gauges: expected a finite number"),
-        (Stats(True, False, gauges={5: 1.0}), "Stats.gauges: expected text"),
-        (Serving((card(tokenizer_files={"t": 7}),), (1,)), "Serving.models: tokenizer_files: expected bytes"),
-    ],
-)
-def test_the_sender_learns_what_is_wrong(message: Message, text: str) -> None:
-    with pytest.raises(WireError, match=text):
-        encode(message)
-
-
-def test_too_much_for_one_message_is_refused_by_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.wire.codec.MAX_MESSAGE_BYTES", 100)
-    with pytest.raises(WireError, match=r"Submit: .* over the limit"):
-        encode(Submit(0, 1, "r", "m", np.zeros(100, np.int32), SamplingParams(1)))
-
-
-def test_a_text_for_people_is_cut_to_its_limit() -> None:
-    """A long reason must not cost a client the message that carries it."""
-    for text in ("x" * 10_000, "é" * 10_000, "bad \udcff path"):
-        back = decode(encode(Ended(3, EndReason.FAILED, message=text)))
-        assert isinstance(back, Ended) and 0 < len(back.message) <= 4096 and back.message[0] == text[0]
-        assert isinstance(decode(encode(Reset(1, text))), Reset)
-
-
-def test_long_names_of_model_and_executor_fit_a_metric() -> None:
-    key = 'vllm:kv_cache_usage_perc{model_name="' + '\\"' * 256 + '",engine="' + "\\\\" * 256 + '"}'
-    assert_same(decode(encode(Stats(True, False, {key: 1.0}))), Stats(True, False, {key: 1.0}))
-
-
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        (Submit(0, 1, "r", "m", np.empty(0, np.int32), SamplingParams(1)), "Submit.prompt: is empty"),
-        (Submit(2**32 - 1, 2, "r", "m", np.ones(1, np.int32), SamplingParams(1)), "Submit.first_stream"),
-        (Tokens(np.ones(2, np.uint32), np.ones(1, np.int32)), "Tokens: .*streams 2, tokens 1"),
-        (
-            Tokens(np.ones(1, np.uint32), np.ones(1, np.int32), LogprobColumns([1], [1], [5], [-1.0])),
-            "Tokens.logprobs.rows: beyond",
-        ),
-        (Result(1, 1, np.ones(2, np.int32), np.zeros(1, np.uint8)), "Result: .*tokens 2, finish 1"),
-        (
-            Result(1, 1, np.ones(1, np.int32), np.zeros(1, np.uint8), LogprobColumns([0], [2], [5], [-1.0])),
-            "Result.logprobs.widths: do not add up",
-        ),
-        (PromptScores(1, 1, [3], [1, 2], [-1.0, -2.0]), "PromptScores.widths: do not add up"),
-        (PromptScores(1, 1, [1], [1], [-1.0, -2.0]), "PromptScores: .*token_ids 1, values 2"),
-        (Serving((card(),), (1, 2)), "Serving.kv_capacity: 2 of them for 1"),
-        (Plan(1, 1, prefills=[1]), "Plan: .*prefills 1, prefill_lengths 0"),
-        (Plan(1, 1, prefills=[1], prefill_lengths=[0]), "Plan.prefill_lengths: must be at least 1"),
-        (Plan(1, 1, appended_slots=[1]), "Plan: .*appended_slots 1"),
-        (Plan(1, 1, copies=[1]), "Plan.copies: expected pairs"),
-        (
-            Plan(1, 1, new=(NewSequence(0, 1, np.ones(2, np.int32), 2, 2, np.ones(1, np.int32), SamplingParams(1)),)),
-            r"Plan.new\[0\]: computed",
-        ),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(message: Message, text: str) -> None:
-    with pytest.raises(WireError, match=f"^{text}"):
-        decode(encode(message))
 
 
 def test_logprobs_of_minus_infinity_and_nan_are_carried() -> None:

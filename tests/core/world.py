@@ -374,3 +374,7 @@ class World:
 def whole(*streams: Stream) -> bool:
     """Whether each was served all of its answer."""
     return all(s.ended is not None and s.ended.reason in SERVED and s.tokens == s.expected for s in streams)
+
+
+def reason(stream: Stream) -> EndReason | None:
+    return None if stream.ended is None else EndReason(stream.ended.reason)

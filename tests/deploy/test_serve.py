@@ -14,6 +14,7 @@ from typing import IO
 import httpx
 import pytest
 
+from common.logs import COMPILING
 from deploy.local import ROOT
 
 
@@ -28,8 +29,10 @@ def free_port() -> int:
 
 
 def first_line(stream: IO[str] | None) -> str:
+    """But for the one that comes where the kernels are not compiled yet."""
     assert stream is not None
-    return stream.readline().rstrip("\n")
+    line = stream.readline().rstrip("\n")
+    return stream.readline().rstrip("\n") if line.startswith(COMPILING) else line
 
 
 @pytest.fixture

@@ -80,4 +80,4 @@ def test_errors_have_the_clients_types(client: openai.OpenAI, model: str) -> Non
     assert caught.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=model, prompt="x", max_tokens=10**6)
-    assert caught.value.code == "context_length_exceeded"
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "max_tokens")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from common.logs import COMPILING
 from executor_svc.kv_cache import KVCache
 from executor_svc.model import Decoder, NativeDecoder, load_model
 from executor_svc.model import native as native_module
@@ -116,7 +117,9 @@ def decode_rows(decoder: NativeDecoder, **changes: list[Any]) -> torch.Tensor:
     """The logits of two rows of one token in blocks of four positions, of the batch as `changes` make it."""
     batch: dict[str, list[Any]] = {
         "token_ids": [5, 6],
+        "positions": [0, 0],
         "slots": [0, 4],
+        "logit_rows": [0, 1],
         "query_start": [0, 1, 2],
         "context_lens": [1, 1],
         "block_tables": [[0], [1]],
@@ -125,24 +128,31 @@ def decode_rows(decoder: NativeDecoder, **changes: list[Any]) -> torch.Tensor:
     cache = KVCache.allocate(decoder.config, 2, 4, decoder.dtype, decoder.device)
     for layer in (*cache.k, *cache.v):
         layer.fill_(float("nan"))
-    rows, tokens = len(batch["context_lens"]), len(batch["token_ids"])
     attention = AttentionBatch(
         query_start=torch.tensor(batch["query_start"], dtype=torch.int32),
         context_lens=torch.tensor(batch["context_lens"], dtype=torch.int32),
         block_tables=torch.tensor(batch["block_tables"], dtype=torch.int32),
         max_query_len=1,
         max_context_len=4,
-        num_decodes=rows,
+        num_decodes=len(batch["context_lens"]),
     )
-    slots, positions = torch.tensor(batch["slots"]), torch.zeros(tokens, dtype=torch.int64)
-    return decoder.forward(torch.tensor(batch["token_ids"]), positions, slots, attention, cache, torch.arange(tokens))
+    token_ids, positions, slots, logit_rows = (
+        torch.tensor(batch[name]) for name in ("token_ids", "positions", "slots", "logit_rows")
+    )
+    return decoder.forward(token_ids, positions, slots, attention, cache, logit_rows)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"token_ids": [5, 512]},
+        {"token_ids": [-1, 5]},
+        {"positions": [0, 1 << 40]},
+        {"positions": [-1, 0]},
         {"slots": [0, 8]},
+        {"slots": [-2, 4]},
+        {"logit_rows": [0, 2]},
+        {"logit_rows": [0, -1]},
         {"block_tables": [[0], [2]]},
         {"block_tables": [[-1], [1]]},
         {"context_lens": [1, 5]},
@@ -185,6 +195,18 @@ class TestTorchServes:
         load.cache_clear()
         assert self.served(tmp_path / "model") is Decoder
         assert "no C++ compiler" in capfd.readouterr().out
+
+    def test_a_compilation_is_told_and_a_library_that_is_kept_is_not_compiled(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        save_model(make_model("llama"), tmp_path / "model")
+        assert self.served(tmp_path / "model") is NativeDecoder
+        assert COMPILING not in capfd.readouterr().out
+        monkeypatch.setenv(build_module.CACHE_VARIABLE, str(tmp_path / "empty"))
+        monkeypatch.setattr(build_module, "FLAGS", (*build_module.FLAGS, "-no-such-flag"))
+        load.cache_clear()
+        assert self.served(tmp_path / "model") is Decoder
+        assert COMPILING in capfd.readouterr().out
 
     def test_with_an_instruction_set_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(VARIABLE, "neon")

@@ -200,8 +200,9 @@ def test_the_models_own_defaults(small: Service) -> None:
 def test_what_the_pool_cannot_hold(small: Service) -> None:
     """KV is needed for all but the last token. Without max_tokens a chat takes what is left."""
     error = error_of(small.complete(model="own", prompt=[5] * 60, max_tokens=6), 400)
-    assert error["code"] == "kv_capacity_exceeded"
-    assert error_of(small.complete(model="own", prompt=[5] * 65), 400)["code"] == "kv_capacity_exceeded"
+    assert (error["code"], error["param"]) == ("kv_capacity_exceeded", "max_tokens")
+    error = error_of(small.complete(model="own", prompt=[5] * 65), 400)
+    assert (error["code"], error["param"]) == ("kv_capacity_exceeded", "prompt")
     assert small.complete(model="own", prompt=[5] * 60, max_tokens=5).status_code == 200
     assert small.complete(model="own", prompt=[5] * 64, max_tokens=1).status_code == 200
     assert small.complete(model="own", prompt=[5] * 60).status_code == 200

@@ -235,12 +235,22 @@ def test_too_many_sequences(service: Service) -> None:
 
 def test_the_context_bounds_prompt_and_answer(service: Service) -> None:
     assert service.complete(prompt=[5] * 500, max_tokens=12).status_code == 200
-    error = error_of(service.complete(prompt=[5] * 500, max_tokens=13), 400)
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
-    error = error_of(service.complete(prompt=[5] * 512), 400)
-    assert error["code"] == "context_length_exceeded"
-    error = error_of(service.complete(prompt=[5] * 600), 400)
-    assert error["code"] == "context_length_exceeded"
+    for length, asked, param in (
+        (500, 13, "max_tokens"),
+        (3, 100_000, "max_tokens"),
+        (512, None, "prompt"),
+        (512, 1, "prompt"),
+        (600, None, "prompt"),
+    ):
+        error = error_of(service.complete(prompt=[5] * length, max_tokens=asked), 400)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param), (length, asked)
+    for asked_of_chat in (
+        {"max_tokens": 600},
+        {"max_completion_tokens": 600},
+        {"max_completion_tokens": 600, "max_tokens": 5},
+    ):
+        error = error_of(service.chat(**asked_of_chat), 400)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(asked_of_chat)))
 
 
 def test_absent_max_tokens(service: Service) -> None:

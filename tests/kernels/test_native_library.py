@@ -3,8 +3,11 @@ same."""
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Iterable
+import sys
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +27,23 @@ PRODUCTS = {"amx-bf16": "tdpbf16ps", "avx512-bf16": "vdpbf16ps"}
 """The instruction that multiplies in bf16."""
 FLAGS = "fma avx2 f16c"
 AVX512 = f"{FLAGS} avx512f avx512bw avx512dq avx512vl"
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 class TestIsa:
@@ -85,6 +105,35 @@ class TestBuild:
         with ThreadPoolExecutor(8) as pool:
             found = set(pool.map(build, [("-A",)] * 16))
         assert [*quick.iterdir()] == [*found]
+
+    def test_what_a_killed_build_left_is_cleared(self, quick: Path) -> None:
+        quick.mkdir()
+        old, young, other = (quick / name for name in ("a.so.x.part", "b.so.y.part", "c.so"))
+        for path, age_s in ((old, 601), (young, 590), (other, 10_000)):
+            path.touch()
+            os.utime(path, (time.time() - age_s,) * 2)
+        path = build(("-A",))
+        assert {*quick.iterdir()} == {young, other, path}
+
+    def test_the_compiler_and_its_children_end_with_a_killed_parent(self, tmp_path: Path) -> None:
+        compiler, pids = tmp_path / "compiler", tmp_path / "pids"
+        compiler.write_text(f"#!/bin/sh\nsleep 60 &\necho $$ $! > {pids}.part; mv {pids}.part {pids}\nwait\n")
+        compiler.chmod(0o755)
+        program = "from kernels.native.build import build; build(('-A',))"
+        environment = os.environ | {"CXX": str(compiler), build_module.CACHE_VARIABLE: str(tmp_path / "cache")}
+        with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=environment) as parent:
+            wait_until(pids.exists)
+            parent.kill()
+        children = [int(pid) for pid in pids.read_text().split()]
+        assert len(children) == 2
+        wait_until(lambda: not any(is_running(pid) for pid in children))
+
+    def test_a_compiler_that_hangs_is_ended(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(build_module, "_TIMEOUT_S", 1)
+        with pytest.raises(BuildError, match=r"not done after 1 s"):
+            build_module._run(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"])
+        child = int((tmp_path / "pid").read_text())
+        wait_until(lambda: not is_running(child))
 
     def test_a_cache_that_cannot_be_written(self, quick: Path) -> None:
         quick.write_text("a file where the folder should be")

@@ -37,7 +37,9 @@ def test_no_rows() -> None:
     assert drawn is not None and drawn.shape == (0, WIDTH)
 
 
-def test_without_a_compiler_the_noise_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_noise_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     seeds, positions = torch.from_numpy(KEYS.view(np.int64)), torch.from_numpy(POSITIONS)
     tokens = torch.tensor([[5, 0, 8999]]).expand(len(KEYS), -1)
     expected = gumbel_noise(seeds, positions, WIDTH)
@@ -49,5 +51,7 @@ def test_without_a_compiler_the_noise_is_the_same(monkeypatch: pytest.MonkeyPatc
         assert draw_uniforms(KEYS, POSITIONS, None, WIDTH) is None
         assert torch.equal(gumbel_noise(seeds, positions, WIDTH), expected)
         assert torch.equal(gumbel_noise_at(seeds, positions, tokens), expected.gather(1, tokens))
+        (record,) = caplog.records
+        assert "numpy draws the noise" in record.getMessage() and "no C++ compiler" in record.getMessage()
     finally:
         noise._library.cache_clear()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels import apply_penalties, sample, sampling_torch, token_logprobs
+from kernels.philox import gumbel_noise_at
 from kernels.topk import ordered_topk
 from tests.kernels.sampling_cases import MIXED, OFF, Parameters, columns, expected_draw, kept_tokens
 
@@ -20,6 +21,43 @@ def test_follows_the_rule(vocab_size: int, candidates: int, monkeypatch: pytest.
     drawn = sample(logits.clone(), columns(rows, seeds, positions)).tolist()
     expected = [expected_draw(*row) for row in zip(logits, rows, seeds, positions, strict=True)]
     assert drawn == expected
+
+
+FILTERS: list[Parameters] = [
+    (temperature, top_k, top_p, min_p)
+    for temperature in (0.01, 0.8, 50.0)
+    for top_k in (0, 1, 15, 16, 17, 256, 257, 2999, 3000, 3001)
+    for top_p in (1e-30, 0.5, 0.999999, 1.0)
+    for min_p in (0.0, 1e-8, 0.5, 1.0)
+]
+
+
+def adversarial_rows(vocab_size: int) -> torch.Tensor:
+    """fp32 [6, V]: ties in plenty, all equal, both zeros, a flat and a steep row, and one of which little is finite."""
+    coarse = torch.randint(-3, 4, (vocab_size,)).float()
+    zeros = torch.where(coarse > 0, 0.0, -0.0)
+    few = torch.where(coarse == 3, coarse * torch.randn(vocab_size), -math.inf)
+    return torch.stack((coarse, torch.full_like(coarse, 2.5), zeros, coarse * 1e-4, torch.randn(vocab_size) * 9, few))
+
+
+@pytest.mark.parametrize("candidates", [16, 1024])
+def test_a_prefix_gives_the_tokens_that_the_whole_row_sorted_does(
+    candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_torch, "CANDIDATES", candidates)
+    torch.manual_seed(5)
+    rows = [parameters for parameters in FILTERS if parameters[1] % 3000 or parameters[2] < 1 or parameters[3] > 0]
+    kinds = adversarial_rows(3000)
+    for kind in kinds:
+        table, logits = columns(rows), kind.repeat(len(rows), 1)
+        drawn = sample(logits.clone(), table)
+        scaled = logits / table.temperature[:, None]
+        values, tokens = scaled.sort(dim=-1, descending=True, stable=True)
+        mass = 1.0 / torch.softmax(scaled, -1).gather(1, tokens[:, :1]).double()
+        keep, _ = sampling_torch.kept_prefix(values, mass, table, 3000)
+        scores = gumbel_noise_at(table.seed, table.position, tokens) + values
+        best = scores.masked_fill(~keep, -math.inf).argmax(-1, keepdim=True)
+        assert torch.equal(drawn, tokens.gather(1, best).squeeze(1))
 
 
 def test_a_row_does_not_depend_on_its_mates() -> None:
