@@ -163,9 +163,13 @@ class MixedGraphs:
         }
 
     def record(self, recorder: Recorder) -> int:
-        self._stage.clear()
-        self._graphs = {size: recorder.record(partial(self._step, size)) for size in reversed(self._sizes)}
-        return len(self._graphs)
+        found = {}
+        for size in reversed(self._sizes):
+            self._stage.clear()
+            self._stage["query_start"][1:] = size[0]  # all tokens are padding: what belongs to no row is undefined
+            found[size] = recorder.record(partial(self._step, size))
+        self._graphs = found
+        return len(found)
 
     def stage(self, work: Work, patches: NDArray[np.int32]) -> StagedPlan | None:
         tokens, rows, ground = len(work.token_ids), len(work.slots), self._ground

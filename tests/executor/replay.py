@@ -23,6 +23,8 @@ class WatchedModel:
         self.addresses = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
         self.bounds = (batch.max_query_len, batch.max_context_len, batch.num_decodes)
         self.size = len(token_ids), len(logit_rows)
+        starts = batch.query_start.tolist()
+        assert starts[0] == 0 and starts[-1] == len(token_ids) and starts == sorted(starts), "every token has a row"
         return self._model.forward(*arguments)
 
 

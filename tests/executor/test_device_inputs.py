@@ -85,23 +85,24 @@ def test_a_plan_is_one_copy(copies: list[str]) -> None:
     server = Server(runner)
     copies.clear()
     server.step({0: REQUESTS["A"], 1: REQUESTS["B"]})
-    assert copies == ["send"]
+    assert copies == ["fill"]
     for number in range(2, 7):
         server.step()
-        assert copies == ["send"] + ["fill"] * (number - 1)
+        assert copies == ["fill"] * number
     assert any(len(table) > 2 for table in server.tables.values())
 
 
-def test_the_next_decode_reads_the_token_on_the_device(expected: dict[str, list[int]]) -> None:
-    """Also beside a newcomer, where no graph runs. The host's copy is wrong, and does not matter."""
-    runner, graphs = with_graphs()
+@pytest.mark.parametrize("captured", [True, False])
+def test_the_next_decode_reads_the_token_on_the_device(captured: bool, expected: dict[str, list[int]]) -> None:
+    """Also beside a newcomer. The host's copy is wrong, and does not matter."""
+    runner, graphs = with_graphs() if captured else (Runner(StubModel(), CARD, LIMITS, recorder=Eager()), None)
     server = Server(runner)
     server.step({0: REQUESTS["A"]})
     for newcomer in ({}, {}, {1: REQUESTS["B"]}, {}):
         runner.state.tokens[0, runner.state.length[0] - 1] = 59
         server.step(newcomer)
     assert server.output[0] == expected["A"][:5]
-    assert graphs.replayed == [1, 1, 2]
+    assert graphs is None or (graphs.replayed, graphs.replayed_mixed) == ([1, 1, 2], [(32, 8), (32, 8)])
 
 
 def test_padding_rows_write_nowhere() -> None:
@@ -171,8 +172,9 @@ def test_warm_up_runs_every_graph(expected: dict[str, list[int]]) -> None:
     runner = Runner(graphs.model, CARD, LIMITS, recorder=graphs)
     warm_up(runner)
     assert not graphs.recorded
-    assert warm_up_graphs(runner) == 4
+    assert warm_up_graphs(runner) == 8
     assert set(graphs.replayed) == set(graphs.recorded) == {1, 2, 4, 8}
+    assert set(graphs.replayed_mixed) == set(graphs.recorded_mixed) == {(tokens, 8) for tokens in (32, 64, 96, 128)}
     assert not runner.state.columns.live.any()
     assert outputs(runner) == expected
 
