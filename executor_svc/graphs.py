@@ -7,8 +7,12 @@ from typing import Any, Protocol
 
 import torch
 
-MAX_GRAPH_ROWS = 512
-"""Of more rows the device has so much to do that the launches hide behind it."""
+from common.wire import Limits
+
+MAX_GRAPH_TOKENS = 512
+"""Of more tokens, a decode's one or a chunk's, the device has so much to do that the launches hide behind it."""
+FEW_ROWS = 64
+"""Of a mixed iteration: for so many the output layer is bound by its weight, and more would be computed in vain."""
 
 Step = Callable[[], torch.Tensor]
 
@@ -83,11 +87,24 @@ class CudaGraphs:
         return replay
 
 
-def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Row counts worth a graph, rising: 1, 2, 4, then every 8th, from 256 on every 16th, and the largest batch.
+def decode_sizes(limits: Limits) -> list[int]:
+    """Row counts of decodes worth a graph, rising: 1, 2, 4, then every 8th, from 256 on every 16th, and the largest.
 
     A batch runs in the next larger one, with rows that write nowhere.
     """
-    most = min(max_num_seqs, MAX_GRAPH_ROWS)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, MAX_GRAPH_ROWS + 1, 16)]
+    most = min(limits.max_num_seqs, limits.max_num_batched_tokens, MAX_GRAPH_TOKENS)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, MAX_GRAPH_TOKENS + 1, 16)]
     return sorted({size for size in sizes if size < most} | {most})
+
+
+def mixed_sizes(limits: Limits) -> list[tuple[int, int]]:
+    """(tokens, rows) of iterations with prefill worth a graph, rising: every 32nd token count up to 128, then every
+    64th, and the largest; each for `FEW_ROWS` and for as many rows as there may be.
+
+    An iteration runs in the first that holds it, with tokens that write nowhere. The rows of the largest are those of
+    the largest decode.
+    """
+    most = min(limits.max_num_batched_tokens, MAX_GRAPH_TOKENS)
+    counts = {tokens for tokens in (32, 64, 96, *range(128, MAX_GRAPH_TOKENS, 64)) if tokens < most} | {most}
+    rows = {tokens: min(limits.max_num_seqs, tokens) for tokens in counts}
+    return sorted({(tokens, min(size, rows[tokens])) for tokens in counts for size in (FEW_ROWS, rows[tokens])})

@@ -55,7 +55,7 @@ class Runner:
     ) -> None:
         """cache_dtype: of the KV blocks; None: the model's.
 
-        recorder: makes graphs of decodes, which takes a batch state on the device. None: no graphs; and on the CPU,
+        recorder: makes graphs of iterations, which takes a batch state on the device. None: no graphs; and on the CPU,
         where the device's memory is the host's, no second state either.
         """
         self.model, self.limits = model, limits
@@ -75,7 +75,7 @@ class Runner:
 
     @torch.inference_mode()
     def capture(self) -> int:
-        """Record the graphs of decodes. Nothing may be running. Returns how many there are."""
+        """Record the graphs. Nothing may be running. Returns how many there are."""
         return self.inputs.capture()
 
     def reset(self) -> None:

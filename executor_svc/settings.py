@@ -60,7 +60,7 @@ class ExecutorSettings(ServiceSettings):
     max_num_seqs: int = Field(64, ge=1, le=65535, description="sequences at a time")
     max_num_batched_tokens: int = Field(2048, ge=1, description="tokens of one iteration")
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="of the KV blocks; auto: the model's own")
-    cuda_graphs: bool = Field(True, description="replay decodes as CUDA graphs; without them a GPU runs step by step")
+    cuda_graphs: bool = Field(True, description="replay iterations as CUDA graphs; without them all runs step by step")
 
     @field_validator("scheduler")
     @classmethod

@@ -10,7 +10,7 @@ import structlog
 
 from common.wire import Fault, NewSequence, Plan, Result, SamplingParams
 from executor_svc.faults import FatalError
-from executor_svc.graphs import graph_sizes
+from executor_svc.graphs import decode_sizes, mixed_sizes
 from executor_svc.host_blocks import BLOCKS_AT_ONCE
 from executor_svc.runner import Runner
 
@@ -65,7 +65,7 @@ def warm_up(runner: Runner) -> None:
 
 
 def warm_up_graphs(runner: Runner) -> int:
-    """Record the graphs of decodes, and run each once. Returns how many there are. Raises `WarmUpError`.
+    """Record the CUDA graphs, and run each once. Returns how many there are. Raises `WarmUpError`.
 
     Where they cannot be recorded there are none, which is logged. To be called after `warm_up`: what a graph holds must
     have been compiled.
@@ -73,11 +73,14 @@ def warm_up_graphs(runner: Runner) -> int:
     try:
         count = runner.capture()
     except RuntimeError as error:  # a model whose steps ask the host, say
-        log.warning("no CUDA graphs: decodes run step by step", reason=str(error).partition("\n")[0])
+        log.warning("no CUDA graphs: all runs step by step", reason=str(error).partition("\n")[0])
         count = 0
         _prefill_and_decode(runner, 1, length=2)
-    for size in graph_sizes(runner.limits.max_num_seqs) if count else ():
-        _prefill_and_decode(runner, size, length=2)
+    if count:
+        for size in decode_sizes(runner.limits):
+            _prefill_and_decode(runner, size, length=2)
+        for tokens, rows in mixed_sizes(runner.limits):
+            _prefill(runner, tokens, rows)
     return count
 
 
@@ -97,6 +100,19 @@ def _prefill_and_decode(runner: Runner, count: int, length: int, kinds: tuple[Sa
         Plan(0, 1, prefills=slots, prefill_lengths=lengths, new=new),
         Plan(0, 2, decodes=slots),
     )
+
+
+def _prefill(runner: Runner, tokens: int, count: int) -> None:
+    """`count` new sequences of `tokens` tokens together, where they fit."""
+    limits = runner.limits
+    lengths = tokens // count + (np.arange(count) < tokens % count)
+    blocks = -(-lengths // limits.block_size)
+    if lengths[0] > runner.state.max_model_len - 2 or blocks.sum() > limits.num_blocks:
+        return
+    firsts = np.cumsum(blocks) - blocks
+    new = tuple(_new(slot, int(lengths[slot]), int(firsts[slot]), int(blocks[slot]), PLAIN) for slot in range(count))
+    slots = np.arange(count, dtype=np.uint16)
+    _run(runner, Plan(0, 1, prefills=slots, prefill_lengths=lengths.astype(np.int32), new=new))
 
 
 def _decode_beside_a_prefill(runner: Runner) -> None:

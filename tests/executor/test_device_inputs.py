@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,58 +10,22 @@ import pytest
 import torch
 
 from common.wire import Limits, Plan
-from executor_svc import device_inputs
+from executor_svc import stage
 from executor_svc.device_inputs import DeviceInputs
-from executor_svc.graphs import Eager, SharedResult, graph_sizes
+from executor_svc.graphs import Eager, SharedResult, decode_sizes, mixed_sizes
 from executor_svc.runner import Runner
 from executor_svc.transfer import Transfer
 from executor_svc.warm_up import warm_up, warm_up_graphs
 from tests.executor.mini_server import Server, run
 from tests.executor.plans import decode_plan, ids, new_sequence, prefill_plan, slots
+from tests.executor.replay import ReplayByCall
 from tests.executor.stub_model import CARD, LIMITS, REQUESTS, StubModel
 
 
-class WatchedModel(StubModel):
-    """Remembers where the arguments of its last call lay."""
-
-    def forward(self, *arguments: Any) -> torch.Tensor:
-        token_ids, positions, slots, batch, _, logit_rows = arguments
-        tensors = [token_ids, positions, slots, batch.query_start, batch.context_lens, batch.block_tables, logit_rows]
-        self.addresses = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
-        self.bounds = (batch.max_query_len, batch.max_context_len, batch.num_decodes)
-        return super().forward(*arguments)
-
-
-class ReplayByCall:
-    """What a CUDA graph demands, without one: the same addresses, shapes and host values at every replay, and a result
-    that the next replay overwrites."""
-
-    captures = True
-
-    def __init__(self, model: WatchedModel) -> None:
-        self.model = model
-        self.recorded: list[int] = []
-        self.replayed: list[int] = []
-
-    def record(self, step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        result = step().clone()
-        frozen = self.model.addresses, self.model.bounds
-        self.recorded.append(len(result))
-
-        def replay() -> torch.Tensor:
-            fresh = step()
-            assert (self.model.addresses, self.model.bounds) == frozen
-            self.replayed.append(len(result))
-            return result.copy_(fresh)
-
-        return replay
-
-
 def with_graphs(limits: Limits = LIMITS) -> tuple[Runner, ReplayByCall]:
-    model = WatchedModel()
-    graphs = ReplayByCall(model)
-    runner = Runner(model, CARD, limits, recorder=graphs)
-    assert runner.capture() == len(graph_sizes(limits.max_num_seqs))
+    graphs = ReplayByCall(StubModel())
+    runner = Runner(graphs.model, CARD, limits, recorder=graphs)
+    assert runner.capture() == len(decode_sizes(limits)) + len(mixed_sizes(limits))
     return runner, graphs
 
 
@@ -122,30 +85,30 @@ def test_a_plan_is_one_copy(copies: list[str]) -> None:
     server = Server(runner)
     copies.clear()
     server.step({0: REQUESTS["A"], 1: REQUESTS["B"]})
-    assert copies == ["send"]
+    assert copies == ["fill"]
     for number in range(2, 7):
         server.step()
-        assert copies == ["send"] + ["fill"] * (number - 1)
+        assert copies == ["fill"] * number
     assert any(len(table) > 2 for table in server.tables.values())
 
 
-def test_the_next_decode_reads_the_token_on_the_device(expected: dict[str, list[int]]) -> None:
-    """Also beside a newcomer, where no graph runs. The host's copy is wrong, and does not matter."""
-    runner, graphs = with_graphs()
+@pytest.mark.parametrize("captured", [True, False])
+def test_the_next_decode_reads_the_token_on_the_device(captured: bool, expected: dict[str, list[int]]) -> None:
+    """Also beside a newcomer. The host's copy is wrong, and does not matter."""
+    runner, graphs = with_graphs() if captured else (Runner(StubModel(), CARD, LIMITS, recorder=Eager()), None)
     server = Server(runner)
     server.step({0: REQUESTS["A"]})
     for newcomer in ({}, {}, {1: REQUESTS["B"]}, {}):
         runner.state.tokens[0, runner.state.length[0] - 1] = 59
         server.step(newcomer)
     assert server.output[0] == expected["A"][:5]
-    assert graphs.replayed == [1, 1, 2]
+    assert graphs is None or (graphs.replayed, graphs.replayed_mixed) == ([1, 1, 2], [(32, 8), (32, 8)])
 
 
 def test_padding_rows_write_nowhere() -> None:
     limits = Limits(block_size=4, num_blocks=8, num_host_blocks=0, max_num_seqs=4, max_num_batched_tokens=32)
-    model = WatchedModel()
-    graphs = ReplayByCall(model)
-    runner = Runner(model, CARD, limits, recorder=graphs)
+    graphs = ReplayByCall(StubModel())
+    runner = Runner(graphs.model, CARD, limits, recorder=graphs)
     for layer in (*runner.cache.k, *runner.cache.v):
         layer.fill_(float("nan"))
     runner.capture()
@@ -163,7 +126,7 @@ def test_sequences_that_come_in_to_decode(
     in_graph: int, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their KV is there (it was swapped in, say), so the first iteration is one of decodes, with many patches."""
-    monkeypatch.setattr(device_inputs, "PATCHES_IN_GRAPH", in_graph)
+    monkeypatch.setattr(stage, "PATCHES_IN_GRAPH", in_graph)
     runner, graphs = with_graphs()
     names = "AB"
     tokens = [[*REQUESTS[name]["tokens"], *expected[name][:3]] for name in names]
@@ -185,7 +148,7 @@ def test_sequences_that_come_in_to_decode(
 
 
 def test_more_rows_than_the_largest_graph(monkeypatch: pytest.MonkeyPatch, expected: dict[str, list[int]]) -> None:
-    monkeypatch.setattr("executor_svc.graphs.MAX_GRAPH_ROWS", 2)
+    monkeypatch.setattr("executor_svc.graphs.MAX_GRAPH_TOKENS", 2)
     runner, graphs = with_graphs()
     assert outputs(runner) == expected
     assert graphs.recorded == [2, 1] and set(graphs.replayed) == {1, 2}
@@ -205,13 +168,13 @@ def test_prompt_logprobs_and_a_plan_without_work(expected: dict[str, list[int]])
 
 
 def test_warm_up_runs_every_graph(expected: dict[str, list[int]]) -> None:
-    model = WatchedModel()
-    graphs = ReplayByCall(model)
-    runner = Runner(model, CARD, LIMITS, recorder=graphs)
+    graphs = ReplayByCall(StubModel())
+    runner = Runner(graphs.model, CARD, LIMITS, recorder=graphs)
     warm_up(runner)
     assert not graphs.recorded
-    assert warm_up_graphs(runner) == 4
+    assert warm_up_graphs(runner) == 8
     assert set(graphs.replayed) == set(graphs.recorded) == {1, 2, 4, 8}
+    assert set(graphs.replayed_mixed) == set(graphs.recorded_mixed) == {(tokens, 8) for tokens in (32, 64, 96, 128)}
     assert not runner.state.columns.live.any()
     assert outputs(runner) == expected
 
@@ -220,7 +183,7 @@ def test_warm_up_reaches_the_bounds_of_every_iteration() -> None:
     # What a kernel takes from a bound that no warm-up reached, it takes first while a request waits.
     reached: list[tuple[int, int, int]] = []
 
-    class Model(WatchedModel):
+    class Model(StubModel):
         def forward(self, *arguments: Any) -> torch.Tensor:
             token_ids, batch = arguments[0], arguments[3]
             reached.append((len(batch.context_lens), len(token_ids), batch.block_tables.shape[1]))
@@ -243,9 +206,14 @@ def test_graphs_share_their_result() -> None:
         shared.like(torch.ones(9, 5))
 
 
+def sized(seats: int, tokens: int = 100_000) -> Limits:
+    return Limits(block_size=16, num_blocks=8, num_host_blocks=0, max_num_seqs=seats, max_num_batched_tokens=tokens)
+
+
 def test_sizes_of_graphs() -> None:
-    assert graph_sizes(1) == [1]
-    assert graph_sizes(17) == [1, 2, 4, 8, 16, 17]
-    assert graph_sizes(64) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
-    sizes = graph_sizes(100_000)
+    assert decode_sizes(sized(1)) == [1]
+    assert decode_sizes(sized(17)) == [1, 2, 4, 8, 16, 17]
+    assert decode_sizes(sized(17, tokens=5)) == [1, 2, 4, 5]
+    assert decode_sizes(sized(64)) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+    sizes = decode_sizes(sized(100_000))
     assert sizes[-1] == 512 and sizes == sorted(set(sizes)) and np.diff(sizes).max() == 16
