@@ -74,6 +74,10 @@ class NativeDecoder:
         """The contract of `Decoder.forward`. Raises IndexError for what is out of range."""
         if cache.k[0].dtype != self.dtype:
             raise TypeError(f"a KV cache of {cache.k[0].dtype} for a model of {self.dtype}")
+        if not len(token_ids) == len(positions) == len(slots):
+            raise IndexError("token ids, positions and slots differ in number")
+        if not len(batch.query_start) - 1 == len(batch.context_lens) == len(batch.block_tables):
+            raise IndexError("query starts, contexts and block tables differ in number")
         num_blocks, block_size = cache.k[0].shape[:2]
         logits = torch.empty(len(logit_rows), self.config.vocab_size)
         tables = batch.block_tables.contiguous()
