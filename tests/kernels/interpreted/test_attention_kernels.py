@@ -70,10 +70,13 @@ def test_decode_is_split_over_the_keys(
     assert not together[3].any()
 
 
-def test_rows_of_any_kind_in_any_order() -> None:
-    """Single tokens behind the chunks, rows without tokens, and padding of several tokens."""
-    case = build_case([(40, 3), (200, 1), (5, 0), (40, 2), (0, 5)], 4, 2, 64, 16, split_keys=128)
-    assert not check(case, 0.125)[-5:].any()
+@pytest.mark.parametrize("window, sinks", [(0, None), (37, SINKS)])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_rows_of_any_kind_in_any_order(window: int, sinks: torch.Tensor | None, invariant: bool) -> None:
+    """Single tokens behind the chunks, rows without tokens, and padding of more tokens than a split has keys."""
+    rows = [(40, 3), (200, 1), (5, 0), (40, 2), (0, 133), (0, 0)]
+    case = build_case(rows, 4, 2, 64, 16, invariant=invariant, split_keys=128)
+    assert not check(case, 0.125, window, sinks=sinks)[-133:].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

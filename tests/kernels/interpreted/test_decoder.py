@@ -7,10 +7,16 @@ import importlib
 import pytest
 import torch
 
+from common.wire import Limits, ModelCard, Plan
+from executor_svc.graphs import Eager
 from executor_svc.model.config import parse_config
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.weights import allocate
+from executor_svc.runner import Runner
+from tests.executor.mini_server import run
 from tests.executor.paged_driver import generate
+from tests.executor.plans import ids, new_sequence, prefill_plan, slots
+from tests.executor.replay import ReplayByCall
 
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -58,3 +64,26 @@ def test_a_token_has_the_same_bits_alone_in_a_batch_and_in_chunks(decoder: Decod
         assert torch.equal(torch.stack(stream.logits[: len(tokens)]), torch.stack(whole.logits[: len(tokens)]))
     (resumed,) = generate(decoder, [streams[1].tokens[:-1]], 1, chunk=1000, block_size=16)  # as after a preemption
     assert torch.equal(resumed.logits[0], streams[1].logits[-1])
+
+
+def test_padding_of_a_mixed_graph_changes_no_bit(decoder: Decoder) -> None:
+    """A decode and two chunks of which one ends no prompt: 7 tokens in a graph of 12, 3 rows in one of 4."""
+    card = ModelCard("sparse", bytes(16), decoder.config.vocab_size, 512, (), "float16")
+    limits = Limits(block_size=16, num_blocks=8, num_host_blocks=0, max_num_seqs=4, max_num_batched_tokens=12)
+    graphs = ReplayByCall(decoder)
+    captured, plain = (
+        Runner(graphs.model, card, limits, recorder=graphs),
+        Runner(decoder, card, limits, recorder=Eager()),
+    )
+    captured.capture()
+    greedy = {"temperature": 0.0, "ignore_eos": True, "logprobs": 3}
+    new = [new_sequence(slot, list(range(slot, slot + 6)), [slot], **greedy) for slot in range(3)]
+    chunks = {"prefills": slots(1, 2), "prefill_lengths": ids(2, 4)}
+    plans = [
+        prefill_plan(1, new[0]),
+        Plan(1, 2, decodes=slots(0), new=tuple(new[1:]), **chunks),
+        Plan(1, 3, decodes=slots(0), prefills=slots(1, 2), prefill_lengths=ids(4, 2)),
+    ]
+    for plan in plans:
+        assert run(captured, plan).logprobs == run(plain, plan).logprobs
+    assert graphs.replayed_mixed == [(12, 4)] * 3
