@@ -40,6 +40,9 @@ def test_every_part_runs(capsys: pytest.CaptureFixture[str]) -> None:
     decodes = [row for row in found["decode"] if row["what"] == "decode"]
     assert [row["batch"] for row in decodes] == [1, 3]
     assert all(row["ms"] > 0 and row["floor_ms"] > 0 and row["bubble_us"] >= 0 for row in decodes)
+    mixed = [row for row in found["decode"] if row["what"] == "mixed"]
+    assert [(row["decodes"], row["tokens"], row["graphs"]) for row in mixed] == [(0, 5, False), (2, 11, False)]
+    assert all(row["ms"] > 0 and row["device_ms"] > 0 for row in mixed)
     (pool,) = (row for row in found["large_pool"] if row["what"] == "pool")
     assert pool["last_blocks_equal"] and pool["moved_blocks_equal"]
     assert [row["batch"] for row in found["batch_invariant"][:-1]] == [1, 3, 1, 1, 3]

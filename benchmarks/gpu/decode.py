@@ -1,4 +1,5 @@
-"""Decode steps of the Llama-3.1-8B shape: time against the bandwidth floor, and the bubble between two steps.
+"""Decode steps of the Llama-3.1-8B shape: time against the bandwidth floor, and the bubble between two steps. And steps
+that prefill beside decodes. Both with CUDA graphs and without.
 
 The floor: weights and KV bytes that a step must read, over the read bandwidth measured in the same run. The bubble: the
 device's idle time between the end of a step's last kernel and the start of the next step's copy, with the executor
@@ -7,14 +8,14 @@ alone: there is no scheduler in between.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
+from benchmarks.gpu import mixed
+from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.context import (
     BLOCK_SIZE,
     Context,
@@ -55,65 +56,8 @@ def rows(context: Context) -> Iterator[Row]:
             floor_ms = (weight_bytes + batch * (length + 1.5 * steps) * each) / bandwidth * 1e3
             found |= {"floor_ms": round(floor_ms, 3), "times_floor": round(found["ms"] / floor_ms, 3)}
             yield {"what": "decode", "batch": batch, "context": length, "graphs": graphs, **found}
+        yield from mixed.rows_of(context, runner, length, blocks_each, graphs=graphs)
         del runner
-
-
-class Clock:
-    """Notes when a step's work reaches the device and when the device is through with it."""
-
-    def __init__(self, context: Context, runner: Runner) -> None:
-        self._on_gpu = context.on_gpu
-        self.starts: list[Any] = []
-        self.ends: list[Any] = []
-        self.host_starts: list[float] = []
-        self.host_ends: list[float] = []
-        inputs, sampler = runner.inputs, runner.sampler
-        self._restore = [(inputs, "prepare"), (sampler, "draw"), (sampler, "collect")]
-        self._wrap(inputs, "prepare", before=lambda: self._note(self.starts))
-        self._wrap(sampler, "draw", after=lambda: self._note(self.ends))
-        self._wrap(sampler, "collect", after=lambda: self.host_ends.append(time.perf_counter()))
-        self._wrap(inputs, "logits", after=lambda: self.host_starts.append(time.perf_counter()))
-        self._restore.append((inputs, "logits"))
-
-    def _wrap(
-        self, owner: Any, name: str, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
-    ) -> None:
-        call = getattr(owner, name)
-
-        def noted(*arguments: Any) -> Any:
-            if before:
-                before()
-            result = call(*arguments)
-            if after:
-                after()
-            return result
-
-        setattr(owner, name, noted)
-
-    def _note(self, moments: list[Any]) -> None:
-        if self._on_gpu:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            moments.append(event)
-        else:
-            moments.append(time.perf_counter())
-
-    def remove(self) -> None:
-        for owner, name in self._restore:
-            delattr(owner, name)
-
-    def _ms(self, first: Any, last: Any) -> float:
-        return float(first.elapsed_time(last)) if self._on_gpu else (last - first) * 1e3
-
-    def medians(self) -> Row:
-        busy = [self._ms(first, last) for first, last in zip(self.starts, self.ends, strict=True)]
-        bubbles = [self._ms(first, last) * 1e3 for first, last in zip(self.ends, self.starts[1:], strict=False)]
-        host = [(b - a) * 1e6 for a, b in zip(self.host_ends, self.host_starts[1:], strict=False)]
-        return {
-            "device_ms": round(statistics.median(busy), 3),
-            "bubble_us": round(statistics.median(bubbles), 1),
-            "host_gap_us": round(statistics.median(host), 1),
-        }
 
 
 def measure(context: Context, runner: Runner, batch: int, length: int, steps: int, blocks_each: int) -> Row:
