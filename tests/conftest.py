@@ -6,11 +6,14 @@ import os
 
 import pytest
 
+from common.logs import configure_logs
 from executor_svc.determinism import prepare_environment
 
 # Test processes share the cores with the services that they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 prepare_environment()
+# A command that a test calls sets up the logs of its whole process: so they are the same before and after it.
+configure_logs("tests")
 
 LONG_FILES = (
     "test_own_processes.py",

@@ -185,7 +185,7 @@ class TestTorchServes:
 
     def test_what_is_not_done(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert self.served(save_model(make_model("llama"), tmp_path), kv_cache_dtype="fp8") is Decoder
-        assert "an fp8 KV cache" in capfd.readouterr().out
+        assert "an fp8 KV cache" in capfd.readouterr().err
 
     def test_when_asked_to(self, tmp_path: Path) -> None:
         assert self.served(save_model(make_model("llama"), tmp_path), cpu_step="torch") is Decoder
@@ -198,19 +198,19 @@ class TestTorchServes:
         monkeypatch.setenv(build_module.CACHE_VARIABLE, str(tmp_path / "empty"))
         load.cache_clear()
         assert self.served(tmp_path / "model") is Decoder
-        assert "no C++ compiler" in capfd.readouterr().out
+        assert "no C++ compiler" in capfd.readouterr().err
 
     def test_a_compilation_is_told_and_a_library_that_is_kept_is_not_compiled(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
         save_model(make_model("llama"), tmp_path / "model")
         assert self.served(tmp_path / "model") is NativeDecoder
-        assert COMPILING not in capfd.readouterr().out
+        assert COMPILING not in capfd.readouterr().err
         monkeypatch.setenv(build_module.CACHE_VARIABLE, str(tmp_path / "empty"))
         monkeypatch.setattr(build_module, "FLAGS", (*build_module.FLAGS, "-no-such-flag"))
         load.cache_clear()
         assert self.served(tmp_path / "model") is Decoder
-        assert COMPILING in capfd.readouterr().out
+        assert COMPILING in capfd.readouterr().err
 
     def test_with_an_instruction_set_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(VARIABLE, "neon")
