@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -91,7 +92,7 @@ def main() -> int:
             print("starting a scheduler and an executor …", flush=True)
             services.start_scheduler()
             services.start_executor()
-            services.wait_ready(tell=lambda line: print(line, flush=True))
+            services.wait_ready(tell=partial(print, flush=True))
         except ServiceFailed as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 import time
+from functools import partial
 from types import FrameType
 
 from deploy.local import LocalServices, ServiceFailed
@@ -21,9 +22,8 @@ def handle_stop(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def tell(line: str) -> None:
-    """On the console, also where that is a pipe."""
-    print(line, flush=True)
+tell = partial(print, flush=True)
+"""On the console, also where that is a pipe."""
 
 
 def main() -> int:

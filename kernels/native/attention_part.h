@@ -57,7 +57,9 @@ class AttentionScratch {
   }
   const int64_t width;
   float *q, *out, *part;  // [MAX_QUERIES, width]
-  float* scores;          // [MAX_QUERIES, PART], and a few more: scores are written KEYS at a time
+  // [MAX_QUERIES, PART], and a few more: scores are written KEYS at a time. Those that a row's last block writes past
+  // PART are of the next row's keys before `Part::first`, which nobody sees.
+  float* scores;
   int count = 0;          // rows
   int first[MAX_QUERIES];  // position of the first key that a row sees
   int limit[MAX_QUERIES];  // of the first that it does not see any more
