@@ -14,13 +14,17 @@
 
 namespace gilir {
 
-template <class T> void linear(const Linear<T>& op, int thread, int threads) {
+#if !(defined(GILIR_AMX) || defined(GILIR_EMULATE_AMX) || defined(GILIR_DOT) || defined(GILIR_EMULATE_DOT))
+struct LinearScratch { void reserve(int64_t) {} };
+#endif
+
+template <class T> void linear(const Linear<T>& op, int thread, int threads, [[maybe_unused]] LinearScratch& scratch) {
   const Share share(op.weight.panels(), thread, threads);
   if (op.rows == 0) return;  // no logits are wanted
 #if defined(GILIR_AMX) || defined(GILIR_EMULATE_AMX)
-  if constexpr (std::is_same_v<T, bf16>) return linear_by_tiles(op, share);
+  if constexpr (std::is_same_v<T, bf16>) return linear_by_tiles(op, share, scratch);
 #elif defined(GILIR_DOT) || defined(GILIR_EMULATE_DOT)
-  if constexpr (std::is_same_v<T, bf16>) return linear_by_dots(op, share);
+  if constexpr (std::is_same_v<T, bf16>) return linear_by_dots(op, share, scratch);
 #endif
   if (op.rows <= FEW_ROWS) return linear_of_few(op, share);
   linear_of_many(op, share);

@@ -3,25 +3,32 @@
 // Tiles 0 to 3 hold sums, 4 and 5 rows of activations, 6 and 7 a step of 32 of a panel. A row of a tile is summed up by
 // itself in rising steps of K, so its bits hang neither on the rows beside it nor on how many panels go at once.
 #pragma once
-#include <vector>
-
 #include "amx.h"
-#include "linear.h"
+#include "bf16_rows.h"
 
 namespace gilir {
 
 constexpr int TILE_HEIGHT = 16;
 constexpr int64_t AMX_BYTES = 768 << 10;  // of the rows that are multiplied with one panel after the other
 
-// Rows of activations as bf16, and the sums of a block; a thread keeps one.
-struct AmxScratch {
-  std::vector<bf16> rows;
+// Rows that are multiplied with one panel after the other.
+inline int64_t amx_rows(int64_t k) {
+  const int64_t step = 2 * TILE_HEIGHT;
+  return std::max(AMX_BYTES / (k * 2) / step, int64_t{1}) * step;
+}
+
+// Rows of activations, and the sums of a block; one a thread.
+struct LinearScratch {
+  Bf16Rows rows;
   alignas(64) float sums[4][TILE_HEIGHT * PANEL];
   TileConfig config;
+
+  // Before the threads begin. k: padded.
+  void reserve(int64_t k) { rows.reserve(amx_rows(k) * k); }
 };
 
 // `first` and `second` rows in the two row tiles and in their sums.
-inline void configure(AmxScratch& scratch, int rows_at_once, int first, int second) {
+inline void configure(LinearScratch& scratch, int rows_at_once, int first, int second) {
   TileConfig config;
   for (int tile = 0; tile < 8; tile++) config.row_bytes[tile] = 64, config.rows[tile] = TILE_HEIGHT;
   for (int tile = 0; tile < 4; tile++)
@@ -58,7 +65,7 @@ template <int R, int P> void multiply_tiles(const bf16* x, const bf16* w, int64_
 
 // Up to 32 rows from `row` on times P panels. x: the rows as bf16, [rows, k].
 template <int P>
-void amx_block(const Linear<bf16>& op, int64_t row, int rows, int64_t panel, const bf16* x, AmxScratch& scratch) {
+void amx_block(const Linear<bf16>& op, int64_t row, int rows, int64_t panel, const bf16* x, LinearScratch& scratch) {
   const int first = std::min(rows, TILE_HEIGHT), second = rows - first;
   const bf16* w = op.weight.panel(panel);
   const int64_t k = op.weight.padded_k();
@@ -76,23 +83,18 @@ void amx_block(const Linear<bf16>& op, int64_t row, int rows, int64_t panel, con
     }
 }
 
-inline void linear_by_tiles(const Linear<bf16>& op, Share share) {
-  thread_local AmxScratch scratch;
-  const int64_t k = op.weight.padded_k(), step = 2 * TILE_HEIGHT;
-  const int64_t most = std::max(AMX_BYTES / (k * 2) / step, int64_t{1}) * step;
+inline void linear_by_tiles(const Linear<bf16>& op, Share share, LinearScratch& scratch) {
+  const int64_t k = op.weight.padded_k(), step = 2 * TILE_HEIGHT, most = amx_rows(k);
   const int64_t at_once = op.rows <= TILE_HEIGHT ? 4 : 2;
   scratch.config.palette = 0;  // what another layer has set is released
   for (int64_t begin = 0; begin < op.rows; begin += most) {
     const int64_t count = std::min(most, op.rows - begin);
-    scratch.rows.resize(std::max(scratch.rows.size(), static_cast<size_t>(count * k)));
-    for (int64_t row = 0; row < count; row++)
-      for (int64_t i = 0; i < k; i += LANES)
-        store(scratch.rows.data() + row * k + i, load(op.x + (begin + row) * op.x_stride + i));
+    scratch.rows.take(op, begin, begin + count, k);
     for (int64_t panel = share.begin, panels; panel < share.end; panel += panels) {
       panels = share.end - panel >= at_once ? at_once : 1;
       for (int64_t row = 0; row < count; row += step) {
         const int rows = static_cast<int>(std::min(step, count - row));
-        const bf16* x = scratch.rows.data() + row * k;
+        const bf16* x = scratch.rows.data.data() + row * k;
         switch (panels) {
           case 4: amx_block<4>(op, begin + row, rows, panel, x, scratch); break;
           case 2: amx_block<2>(op, begin + row, rows, panel, x, scratch); break;

@@ -4,10 +4,8 @@
 // the registers hold sums for, a piece of a few panels stays in the first cache for all of them, and the sums lie in
 // memory between the pieces: the chain of an output is the same as if it had stayed in a register.
 #pragma once
-#include <vector>
-
+#include "bf16_rows.h"
 #include "dot.h"
-#include "linear.h"
 
 namespace gilir {
 
@@ -17,10 +15,19 @@ constexpr int64_t DOT_PIECE = 160;             // of K: 20 KiB of four panels
 constexpr int64_t DOT_TILE_BYTES = 384 << 10;  // of the rows of a tile, in the second cache
 constexpr int64_t DOT_LEAST_TILE = 24, DOT_LARGEST_TILE = 96;  // rows: each weight that is fetched serves so many
 
-// Rows of activations as bf16, and the sums of a tile; a thread keeps one.
-struct DotScratch {
-  std::vector<bf16> rows;
+// An odd number of cache lines, as `row_stride`.
+inline int64_t dot_stride(int64_t k) { return (k / K_MULTIPLE | 1) * K_MULTIPLE; }
+inline int64_t dot_rows(int64_t k) {
+  return std::clamp<int64_t>(DOT_TILE_BYTES / (dot_stride(k) * 2), DOT_LEAST_TILE, DOT_LARGEST_TILE);
+}
+
+// Rows of activations, and the sums of a tile; one a thread.
+struct LinearScratch {
+  Bf16Rows rows;
   alignas(64) float sums[DOT_LARGEST_TILE * DOT_PANELS * PANEL];
+
+  // Before the threads begin. k: padded.
+  void reserve(int64_t k) { rows.reserve(dot_rows(k) * dot_stride(k)); }
 };
 
 // sums += the product of M rows with a piece of P panels, `panel` elements apart. sums: [M, P * PANEL].
@@ -64,7 +71,7 @@ void any_dot_tile(int rows, const bf16* x, int64_t stride, const bf16* w, int64_
 // Rows `rows`, which lie in the scratch `stride` apart, times P panels from `panel` on.
 template <int P>
 void multiply_dots(const Linear<bf16>& op, Share rows, int64_t stride, int64_t panel, Ahead ahead,
-                   DotScratch& scratch) {
+                   LinearScratch& scratch) {
   const int64_t count = rows.end - rows.begin, k = op.weight.padded_k();
   const int blocks = static_cast<int>((count + DOT_ROWS - 1) / DOT_ROWS);
   const int pieces = blocks == 1 ? 1 : static_cast<int>((k + DOT_PIECE - 1) / DOT_PIECE);
@@ -75,7 +82,7 @@ void multiply_dots(const Linear<bf16>& op, Share rows, int64_t stride, int64_t p
     const bf16* w = op.weight.panel(panel) + from * PANEL;
     for (int block = 0; block < blocks; block++) {
       const Share here(count, block, blocks), lines(ahead.bytes / 64, piece * blocks + block, pieces * blocks);
-      any_dot_tile<P>(static_cast<int>(here.end - here.begin), scratch.rows.data() + here.begin * stride + from, stride,
+      any_dot_tile<P>(static_cast<int>(here.end - here.begin), scratch.rows.data.data() + here.begin * stride + from, stride,
                       w, k * PANEL, length, scratch.sums + here.begin * P * PANEL,
                       {ahead.data + lines.begin * 64, (lines.end - lines.begin) * 64});
     }
@@ -85,18 +92,13 @@ void multiply_dots(const Linear<bf16>& op, Share rows, int64_t stride, int64_t p
       write(op, rows.begin + row, (panel + p) * PANEL, load(scratch.sums + (row * P + p) * PANEL));
 }
 
-inline void linear_by_dots(const Linear<bf16>& op, Share share) {
-  thread_local DotScratch scratch;
+inline void linear_by_dots(const Linear<bf16>& op, Share share, LinearScratch& scratch) {
   const int64_t k = op.weight.padded_k(), panel_bytes = k * PANEL * static_cast<int64_t>(sizeof(bf16));
-  const int64_t stride = (k / K_MULTIPLE | 1) * K_MULTIPLE;  // an odd number of cache lines, as `row_stride`
-  const int64_t most = std::clamp<int64_t>(DOT_TILE_BYTES / (stride * 2), DOT_LEAST_TILE, DOT_LARGEST_TILE);
+  const int64_t stride = dot_stride(k), most = dot_rows(k);
   const int tiles = static_cast<int>((op.rows + most - 1) / most);
-  scratch.rows.resize(std::max(scratch.rows.size(), static_cast<size_t>(std::min(most, op.rows) * stride)));
   for (int index = 0; index < tiles; index++) {
     const Share rows(op.rows, index, tiles);
-    for (int64_t row = rows.begin; row < rows.end; row++)
-      for (int64_t i = 0; i < k; i += LANES)
-        store(scratch.rows.data() + (row - rows.begin) * stride + i, load(op.x + row * op.x_stride + i));
+    scratch.rows.take(op, rows.begin, rows.end, stride);
     for (int64_t panel = share.begin, panels; panel < share.end; panel += panels) {
       panels = share.end - panel >= DOT_PANELS ? DOT_PANELS : 1;
       const int64_t next = std::min(panels, share.end - panel - panels) * panel_bytes;

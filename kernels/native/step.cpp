@@ -61,6 +61,7 @@ class Decoder {
     for (auto& buffer : buffers_) buffer.reserve(most_rows);
     for (const Op& op : ops_)
       if (op.kind == Kind::ROUTE) routes_.reserve(most_rows, op.experts, op.count);
+    reserve_linear_scratch(static_cast<size_t>(batch.threads));
     prepare_attention(batch);
     Pool& pool = Pool::instance();
     const int threads = static_cast<int>(batch.threads);
@@ -90,7 +91,7 @@ class Decoder {
     next_task_.store(0);
     for (const Op& op : ops_) {
       if (op.kind != Kind::ATTENTION) continue;
-      reserve_scratch(static_cast<size_t>(batch.threads), op.head_dim);
+      reserve_attention_scratch(static_cast<size_t>(batch.threads), op.head_dim);
       items_ = attention_items(batch.query_start, static_cast<int>(batch.rows), op.heads, op.kv_heads,
                                static_cast<int>(batch.threads));
       int longest = 0;
@@ -102,14 +103,24 @@ class Decoder {
     }
   }
 
-  // Before the threads begin: none of them may throw.
-  void reserve_scratch(size_t threads, int head_dim) {
-    while (scratch_.size() < threads) scratch_.push_back(std::make_unique<AttentionScratch>(head_dim));
+  // Before the threads begin, as all that follows: none of them may throw.
+  void reserve_linear_scratch(size_t threads) {
+    while (linear_scratch_.size() < threads) {
+      auto scratch = std::make_unique<LinearScratch>();
+      for (const Op& op : ops_)
+        if (op.kind == Kind::LINEAR || op.kind == Kind::EXPERTS) scratch->reserve(padded(op.k, K_MULTIPLE));
+      linear_scratch_.push_back(std::move(scratch));
+    }
+  }
+
+  void reserve_attention_scratch(size_t threads, int head_dim) {
+    while (attention_scratch_.size() < threads)
+      attention_scratch_.push_back(std::make_unique<AttentionScratch>(head_dim));
   }
 
   void run_op(const Op& op, const Batch& batch, int thread, int threads, Pool& pool) {
     if (op.kind == Kind::LINEAR) return run_linear(op, batch, thread, threads);
-    if (op.kind == Kind::ATTENTION) return run_attention(op, batch, *scratch_[static_cast<size_t>(thread)], pool);
+    if (op.kind == Kind::ATTENTION) return run_attention(op, batch, *attention_scratch_[static_cast<size_t>(thread)], pool);
     const int64_t count = op.taken ? batch.taken : batch.tokens;
     if (op.kind == Kind::EXPERTS) return run_experts(op, thread, threads);
     if (op.kind == Kind::GROUP) return thread == 0 ? routes_.group(count) : void();
@@ -171,6 +182,7 @@ class Decoder {
 
   void run_linear(const Op& op, const Batch& batch, int thread, int threads) {
     const Buffer& in = buffers_[static_cast<size_t>(op.in)];
+    LinearScratch& scratch = *linear_scratch_[static_cast<size_t>(thread)];
     const bool last = op.out == LOGITS;
     const Buffer* out = last ? nullptr : &buffers_[static_cast<size_t>(op.out)];
     const int64_t rows = op.taken ? batch.taken : batch.tokens, out_stride = last ? op.n : out->stride;
@@ -181,15 +193,16 @@ class Decoder {
     using W = Quantized<GILIR_WEIGHTS, T>;
     if (op.eight_bits)
       return linear<W>({in.data, rows, in.stride, {static_cast<const W*>(op.weight), op.n, op.k}, op.table, bias, join,
-                        op.scale, target, out_stride}, thread, threads);
+                        op.scale, target, out_stride}, thread, threads, scratch);
 #endif
     linear<T>({in.data, rows, in.stride, {static_cast<const T*>(op.weight), op.n, op.k}, bias, join, op.scale, target,
-               out_stride}, thread, threads);
+               out_stride}, thread, threads, scratch);
   }
 
   // One expert after the other, each with the pairs that chose it; threads share the columns of each.
   void run_experts(const Op& op, int thread, int threads) {
     const Buffer &in = buffers_[static_cast<size_t>(op.in)], &out = buffers_[static_cast<size_t>(op.out)];
+    LinearScratch& scratch = *linear_scratch_[static_cast<size_t>(thread)];
     const int64_t size = padded(op.n, PANEL) * padded(op.k, K_MULTIPLE);
     for (int64_t expert = 0; expert < op.experts; expert++) {
       const int64_t begin = routes_.begin(expert), count = routes_.begin(expert + 1) - begin;
@@ -197,7 +210,7 @@ class Decoder {
       const T* weight = static_cast<const T*>(op.weight) + expert * size;
       const T* bias = op.bias == nullptr ? nullptr : static_cast<const T*>(op.bias) + expert * op.n;
       linear<T>({in.row(begin), count, in.stride, {weight, op.n, op.k}, bias, Join::STORE, 1.0f, out.row(begin),
-                 out.stride}, thread, threads);
+                 out.stride}, thread, threads, scratch);
     }
   }
 
@@ -230,7 +243,8 @@ class Decoder {
   std::vector<Buffer> buffers_;
   std::vector<AttentionItem> items_;
   SplitAttention split_attention_;
-  std::vector<std::unique_ptr<AttentionScratch>> scratch_;  // one a thread
+  std::vector<std::unique_ptr<AttentionScratch>> attention_scratch_;  // one a thread
+  std::vector<std::unique_ptr<LinearScratch>> linear_scratch_;  // likewise
   Routes routes_;
   bool split_ = false;
   alignas(64) std::atomic<int64_t> next_task_{0};
