@@ -137,6 +137,12 @@ class Inquiry(Message):
     request_id: Annotated[str, NAME]
 
 
+@message(kind=24)
+@dataclass(frozen=True, slots=True, eq=False)
+class FrontendAlive(Message):
+    """The frontend's event loop turns. Sent each second; one that falls silent is ended and started anew."""
+
+
 @message(kind=30)
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens(Message):
