@@ -142,6 +142,9 @@ class Inquiry(Message):
 class FrontendAlive(Message):
     """The frontend's event loop turns. Sent each second; one that falls silent is ended and started anew."""
 
+    num_streams: Annotated[int, COUNT]
+    """Those that are open there."""
+
 
 @message(kind=30)
 @dataclass(frozen=True, slots=True, eq=False)

@@ -98,7 +98,7 @@ class CoreLink:
             log.error("the core is lost", silent_s=round(silence, 1))
             self._greeted = False
             self.fail_all("the scheduler does not answer")
-        self._send(FrontendAlive() if self._greeted else FrontendHello(self._name))
+        self._send(FrontendAlive(self.num_streams) if self._greeted else FrontendHello(self._name))
 
     def fail_all(self, reason: str, code: str = "service_unavailable", *, submitted: bool = True) -> None:
         """End every open request with 503; unless `submitted`, only those that the core has not heard of."""

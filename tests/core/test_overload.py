@@ -84,7 +84,7 @@ def ended_in_time(stream: Stream) -> bool:
 def test_a_request_ends_when_its_time_is_over_wherever_it_is() -> None:
     world = World()
     lane = world.attach(seats=1)
-    (runs,), (waits,), (unlimited,) = (world.submit(4, 50, timeout_ms=t, ignore_eos=True) for t in (2000, 1000, 0))
+    (runs,), (waits,), (unlimited,) = (world.submit(4, 40, timeout_ms=t, ignore_eos=True) for t in (2000, 1000, 0))
     world.turn()
     assert world.expire() == 101.0
     world.now = 101.0
@@ -95,7 +95,7 @@ def test_a_request_ends_when_its_time_is_over_wherever_it_is() -> None:
     assert ended_in_time(runs)
     world.deliver(lane)
     world.run()
-    assert runs.tokens == [] and len(unlimited.tokens) == 50
+    assert runs.tokens == [] and len(unlimited.tokens) == 40
     world.check_idle()
 
 
@@ -114,7 +114,7 @@ def test_the_configured_time_holds_for_who_names_none() -> None:
     (own,) = world.submit(4, 3, timeout_ms=9000, model="m")
     assert not own.accepted  # no executor yet
     world.attach(seats=1)
-    (own,), (default,) = world.submit(4, 90, timeout_ms=9000, ignore_eos=True), world.submit(4, 90, ignore_eos=True)
+    (own,), (default,) = world.submit(4, 40, timeout_ms=9000, ignore_eos=True), world.submit(4, 40, ignore_eos=True)
     world.now = 105.0
     assert world.expire() == 109.0 and ended_in_time(default) and not own.over
     world.abort(own)
