@@ -16,6 +16,7 @@ from common.wire import (
     Abort,
     Ended,
     EndReason,
+    FrontendAlive,
     FrontendHello,
     Inquiry,
     Message,
@@ -232,7 +233,10 @@ class CoreLoop:
 
     def _from_frontend(self, peer: bytes, message: Message | None, now: float) -> None:
         owner = self._owner(peer)
+        self._supervisor.heard(peer.decode(errors="replace"), now)
         match message:
+            case FrontendAlive():
+                pass
             case FrontendHello():
                 self._scheduler.abort_owner(owner, now)
                 self._send_frontend(owner, encode(self._serving(now)))

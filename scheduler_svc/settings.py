@@ -52,6 +52,10 @@ class SchedulerSettings(ServiceSettings):
     output_token_weight: float = Field(2.0, gt=0, description="a generated token beside a prompt token, for fair")
     default_deadline_s: float = Field(60.0, gt=0, description="of requests that name none, for deadline")
     max_waiting: int = Field(4096, ge=1, description="sequences that may wait before new ones get 429")
+    max_waiting_tokens: int = Field(0, ge=0, description="prompt tokens of those that wait, likewise; 0: any number")
+    request_timeout_s: float = Field(
+        0, ge=0, description="seconds after which a request ends with 504, unless it says otherwise; 0: never"
+    )
     hold_s: float = Field(30.0, ge=0, description="seconds that requests wait for an executor when there is none")
 
     max_strikes: int = Field(4, ge=1, description="lost plans in a row after which a request is given up")
@@ -59,6 +63,7 @@ class SchedulerSettings(ServiceSettings):
     heartbeat_ms: int = Field(500, ge=10, description="executors show a sign of life this often")
     heartbeat_timeout_s: float = Field(3.0, gt=0, description="an executor silent for so long is lost")
     iteration_timeout_s: float = Field(60.0, gt=0, description="an executor that takes longer for a plan is lost")
+    frontend_timeout_s: float = Field(20.0, ge=3, description="a frontend silent for so long is started anew")
     grace_s: float = Field(8.0, ge=0, description="seconds that running requests get at SIGTERM")
     max_body_mb: int = Field(32, ge=1, le=256, description="largest request body")
     plan_log: Path | None = Field(None, description="folder for a log of every input and plan (holds prompts)")

@@ -16,6 +16,8 @@ from scheduler_svc.settings import SchedulerSettings
 log = structlog.get_logger()
 
 MAX_BACKOFF_S = 5.0
+SUSPENDED_S = 2.0
+"""The core looks at its frontends more often than this; when it did not, it may have been stopped itself."""
 STABLE_S = 10.0
 """A frontend that lived so long restarts at once when it dies."""
 
@@ -45,6 +47,8 @@ class _Child:
     started_at: float = 0.0
     failures: int = 0
     restart_at: float = 0.0
+    heard_at: float | None = None
+    """When it last sent anything; None before it has said hello."""
 
 
 class Supervisor:
@@ -52,6 +56,7 @@ class Supervisor:
 
     def __init__(self, settings: SchedulerSettings, listener: socket.socket, core_address: str) -> None:
         self._settings, self._listener, self._core_address = settings, listener, core_address
+        self._checked_at = 0.0
         self._children = [_Child(f"frontend-{i}") for i in range(settings.frontends)]
 
     def start(self, now: float) -> None:
@@ -67,7 +72,7 @@ class Supervisor:
             *("--log-format", self._settings.log_format, "--log-level", self._settings.log_level),
         ]
         # A session of its own: Ctrl-C reaches the core alone, which then ends its children in order.
-        child.started_at = now
+        child.started_at, child.heard_at = now, None
         try:
             child.process = subprocess.Popen(command, pass_fds=[fd], start_new_session=True, preexec_fn=end_with_parent)
         except OSError as error:
@@ -77,9 +82,32 @@ class Supervisor:
             return
         log.info("frontend started", frontend=child.name, pid=child.process.pid)
 
+    def heard(self, name: str, now: float) -> None:
+        """A message came from the frontend of this name."""
+        for child in self._children:
+            if child.name == name:
+                child.heard_at = now
+
+    def _end_the_silent(self, now: float) -> None:
+        """SIGKILL to those that hang: their clients would wait for ever."""
+        was_suspended, self._checked_at = now - self._checked_at > SUSPENDED_S, now
+        for child in self._children:
+            if child.process is None or child.heard_at is None:
+                continue
+            if was_suspended:
+                child.heard_at = now
+            elif now - child.heard_at > self._settings.frontend_timeout_s:
+                log.error("frontend hangs: killed", frontend=child.name, silent_s=round(now - child.heard_at, 1))
+                child.process.kill()
+                child.heard_at = None
+
     def check(self, now: float) -> tuple[list[str], float | None]:
-        """Restart what is due. Returns the names of frontends found dead, and seconds until the next restart."""
+        """End what hangs, restart what is due.
+
+        Returns the names of frontends found dead, and seconds until the next restart.
+        """
         dead, due = [], None
+        self._end_the_silent(now)
         for child in self._children:
             if child.process is not None and child.process.poll() is not None:
                 dead.append(child.name)

@@ -65,6 +65,8 @@ class EndReason(IntEnum):
     """It failed on the executors: HTTP 500."""
     SHUTDOWN = 9
     """The service is stopping: HTTP 503."""
+    TIMEOUT = 10
+    """It was not done within the time that the request gave: HTTP 504."""
 
 
 class Retention(IntEnum):
@@ -108,6 +110,8 @@ class Submit(Message):
     """A `Retention`."""
     deadline_ms: Annotated[int, COUNT] = 0
     """From arrival: when the answer is wanted, for the `deadline` discipline; 0: the configured default."""
+    timeout_ms: Annotated[int, COUNT] = 0
+    """From arrival: when it ends with `TIMEOUT` if it is not over; 0: the configured default."""
 
     def check(self, path: str) -> None:
         if not len(self.prompt):
@@ -131,6 +135,15 @@ class Inquiry(Message):
 
     number: Annotated[int, U32]
     request_id: Annotated[str, NAME]
+
+
+@message(kind=24)
+@dataclass(frozen=True, slots=True, eq=False)
+class FrontendAlive(Message):
+    """The frontend's event loop turns. Sent each second; one that falls silent is ended and started anew."""
+
+    num_streams: Annotated[int, COUNT]
+    """Those that are open there."""
 
 
 @message(kind=30)
@@ -169,7 +182,7 @@ class Ended(Message):
     """A stream is over. Comes after the `Tokens` that hold its last token."""
 
     stream: Annotated[int, U32]
-    reason: Annotated[int, Int(1, 9)]
+    reason: Annotated[int, Int(1, 10)]
     """An `EndReason`."""
     cached_tokens: Annotated[int, COUNT] = 0
     """Prompt tokens that its first admission found in the prefix cache."""

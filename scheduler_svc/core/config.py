@@ -124,6 +124,10 @@ class SchedulerConfig:
 
     max_waiting: int = 4096
     """Sequences that may wait; more are refused. Preempted ones do not count."""
+    max_waiting_tokens: int = 0
+    """Prompt tokens of those; 0: any number."""
+    request_timeout_s: float = 0.0
+    """Seconds after which a request that does not say otherwise ends with an error; 0: never."""
     hold_s: float = 30.0
     """Seconds that sequences wait for an executor when their model has none."""
     max_strikes: int = 4

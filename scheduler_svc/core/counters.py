@@ -63,3 +63,10 @@ class Counters:
     e2e_latency: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     queue_time: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+
+    def observe_gaps(self, before: NDArray[np.float64], now: float) -> None:
+        """Times between tokens. `before`: when each row had its last one, -1 where it had none; mostly all alike."""
+        if len(before) and before[0] >= 0 and not np.count_nonzero(before != before[0]):
+            self.inter_token_latency.observe(now - float(before[0]), len(before))
+        else:
+            self.inter_token_latency.observe_all(now - before[before >= 0])

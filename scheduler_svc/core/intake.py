@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
 
-from common.wire import ModelCard, Retention, Submit
+from common.wire import Ended, EndReason, ModelCard, Retention, Submit
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.drain_rate import DrainRate
+from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.sequence import Sequence
 
 
@@ -27,12 +30,35 @@ def misfit(request: Submit, model: ModelCard, kv_tokens: int) -> str:
     return ""
 
 
+def overload(
+    request: Submit, queues: Iterable[ModelQueue], config: SchedulerConfig, drain_rate: DrainRate
+) -> Ended | None:
+    """The answer to a request for which the queue has no room; None when it has. Who was preempted takes none of it."""
+    num_tokens = request.n * len(request.prompt)
+    if request.n > config.max_waiting:
+        return Ended(0, EndReason.REJECTED, message=f"n: at most {config.max_waiting} sequences may wait")
+    if 0 < config.max_waiting_tokens < num_tokens:
+        text = f"at most {config.max_waiting_tokens} prompt tokens may wait, this request has {num_tokens}"
+        return Ended(0, EndReason.REJECTED, message=text)
+    waiting = tokens = members = 0
+    for queue in queues:
+        waiting, tokens, members = waiting + queue.num_new, tokens + queue.num_new_tokens, members + len(queue)
+    if waiting + request.n > config.max_waiting:
+        text = f"the queue is full: {waiting} of {config.max_waiting} sequences wait"
+    elif 0 < config.max_waiting_tokens < tokens + num_tokens:
+        text = f"the queue is full: {tokens} of {config.max_waiting_tokens} prompt tokens wait"
+    else:
+        return None
+    return Ended(0, EndReason.QUEUE_FULL, message=text, retry_after_s=drain_rate.retry_after_s(members))
+
+
 def sequences_of(
     owner: int, request: Submit, first_number: int, now: float, config: SchedulerConfig
 ) -> Iterator[Sequence]:
     """The `n` sequences of a request, numbered from `first_number`."""
     prompt = np.array(request.prompt, np.int32)
     deadline = now + (request.deadline_ms / 1000 or config.default_deadline_s)
+    timeout_s = request.timeout_ms / 1000 or config.request_timeout_s or math.inf
     root = request.salt
     if config.isolate_tenants:
         root = blake2b(root, digest_size=16, key=blake2b(request.tenant.encode()).digest()).digest()
@@ -50,6 +76,7 @@ def sequences_of(
             number=first_number + index,
             arrived=now,
             deadline=deadline,
+            ends_at=now + timeout_s,
             tokens=prompt,
             prompt_length=len(prompt),
             tenant=request.tenant,

@@ -42,6 +42,8 @@ class ModelQueue:
         """Smoothed seconds from one token of a running sequence to its next."""
         self.num_new = 0
         """Those among the members that never ran."""
+        self.num_new_tokens = 0
+        """Tokens of their prompts."""
         self.last_ticket = 0
         self._timers: list[tuple[float, int, bool, Sequence]] = []
         """A heap of (when, ticket, whether its deadline is out of reach then, sequence): its key changes then, if it
@@ -106,13 +108,18 @@ class ModelQueue:
 
     def set_aside(self, sequence: Sequence) -> None:
         """Take a member out of its line for a moment, to see those behind it; it still waits."""
-        self.num_new -= sequence.admitted < 0
+        self._count_new(sequence, -1)
         self._part(sequence).remove(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
         """Return a member that was set aside."""
-        self.num_new += sequence.admitted < 0
+        self._count_new(sequence, 1)
         self._part(sequence).add(sequence)
+
+    def _count_new(self, sequence: Sequence, sign: int) -> None:
+        if sequence.admitted < 0:
+            self.num_new += sign
+            self.num_new_tokens += sign * sequence.prompt_length
 
     def head(self, *, long_above: int | None = None) -> Sequence | None:
         """The next sequence by key; with `long_above`, of the long ones only one of a rank above that."""

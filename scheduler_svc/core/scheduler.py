@@ -10,22 +10,21 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit
 from common.wire.codec import Message
 from scheduler_svc.core.applier import Applied, apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
 from scheduler_svc.core.config import Prefill, SchedulerConfig
 from scheduler_svc.core.counters import Counters
-from scheduler_svc.core.intake import misfit, sequences_of
+from scheduler_svc.core.drain_rate import DrainRate
+from scheduler_svc.core.intake import misfit, overload, sequences_of
 from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.reporting import prompt_scores, token_messages
 from scheduler_svc.core.seating import Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
+from scheduler_svc.core.timeouts import Timeouts
 
 
 class Scheduler:
@@ -53,9 +52,8 @@ class Scheduler:
         """Since when a known model has had no lane."""
         self._num_submitted = 0
         self._last_epoch = first_epoch - 1
-        self._mean_gap_s = 1.0
-        """Smoothed seconds between two endings."""
-        self._last_ended_at = 0.0
+        self._drain_rate = DrainRate()
+        self._timeouts = Timeouts()
 
     # --- requests ---
 
@@ -70,6 +68,7 @@ class Scheduler:
             self._num_submitted += 1
             self.live[owner, sequence.stream] = sequence
             self.by_request.setdefault(request.request_id, {})[sequence.number] = sequence
+            self._timeouts.watch(sequence)
             queue.begin(sequence)
             queue.add(sequence, now)
 
@@ -86,11 +85,9 @@ class Scheduler:
             return Ended(0, EndReason.NO_EXECUTOR, message=f"no executor serves the model {request.model!r}")
         if any((owner, request.first_stream + i) in self.live for i in range(request.n)):
             return Ended(0, EndReason.REJECTED, message="the stream number is in use")
-        if request.n > self.config.max_waiting:
-            return Ended(0, EndReason.REJECTED, message=f"n: at most {self.config.max_waiting} sequences may wait")
-        if sum(other.num_new for other in self.queues.values()) + request.n > self.config.max_waiting:
-            wait = min(120, max(1, math.ceil(len(queue) * self._mean_gap_s)))
-            return Ended(0, EndReason.QUEUE_FULL, message="the queue is full", retry_after_s=wait)
+        refusal = overload(request, self.queues.values(), self.config, self._drain_rate)
+        if refusal is not None:
+            return refusal
         text = misfit(request, self.models[request.model], self.kv_capacity[request.model])
         return Ended(0, EndReason.REJECTED, message=text) if text else None
 
@@ -129,6 +126,7 @@ class Scheduler:
         else:
             lane.release(sequence, State.FINISHED)
         queue.end(sequence)
+        self._timeouts.forget(sequence)
         del self.live[sequence.owner, sequence.stream]
         siblings = self.by_request[sequence.request_id]
         del siblings[sequence.number]
@@ -278,10 +276,15 @@ class Scheduler:
                     break
 
     def expire(self, now: float) -> float | None:
-        """End what has waited out the hold time, and count how long all wait. Returns when to call again, or None."""
+        """End what is over its time or has waited out the hold time, and count how long all wait.
+
+        Returns when to call again, or None.
+        """
         for queue in self.queues.values():
             queue.clock.advance(now)
-        due = None
+        while (late := self._timeouts.take_due(now)) is not None:
+            self._end(late, EndReason.TIMEOUT, now, f"not done within {late.ends_at - late.arrived:g} s")
+        due = self._timeouts.next_at()
         for model, since in self._vacant_since.items():
             until = since + self.config.hold_s
             if now < until:
@@ -322,36 +325,22 @@ class Scheduler:
         for sequence in flight.deferred:
             lane.release(sequence, State.FINISHED)
         if applied.finished:
-            self._note_drain_rate(len(applied.finished), now)
+            others_wait = any(len(queue) for queue in self.queues.values())
+            self._drain_rate.note(len(applied.finished), now, others_wait=others_wait)
 
     def _count(self, lane: Lane, flight: InFlight, applied: Applied, now: float) -> None:
         counters = self.counters
         counters.iterations += 1
         counters.generation_tokens += len(applied.slots)
         counters.iteration_tokens.observe(flight.num_tokens)
-        self._observe_gaps(lane, applied.slots, now)
+        counters.observe_gaps(lane.last_token_at[applied.slots], now)
+        lane.last_token_at[applied.slots] = now
         num_decodes, seconds = len(flight.decodes), now - flight.planned_at
         lane.pace.observe(num_decodes, flight.num_tokens - num_decodes, seconds, fit=self.config.target_itl_ms > 0)
         queue = self.queues[lane.model.name]
         queue.token_s = lane.pace.mean_s
         if queue.share is not None and len(applied.slots):
             queue.share.charge_generated(lane.tenant[applied.slots])
-
-    def _observe_gaps(self, lane: Lane, slots: NDArray[np.int64], now: float) -> None:
-        """Times between tokens; mostly all rows had their last one at the same time."""
-        before = lane.last_token_at[slots]
-        lane.last_token_at[slots] = now
-        if len(slots) and before[0] >= 0 and not np.count_nonzero(before != before[0]):
-            self.counters.inter_token_latency.observe(now - float(before[0]), len(slots))
-        else:
-            self.counters.inter_token_latency.observe_all(now - before[before >= 0])
-
-    def _note_drain_rate(self, count: int, now: float) -> None:
-        """Endings count only while others wait: an idle service drains nothing."""
-        gap = (now - self._last_ended_at) / count
-        self._last_ended_at = now
-        if any(len(queue) for queue in self.queues.values()):
-            self._mean_gap_s += 0.1 * (min(gap, 60.0) - self._mean_gap_s)
 
     # --- questions ---
 
@@ -391,6 +380,7 @@ class Scheduler:
         fenced = {id(s) for s in running if s.aborted}
         assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"
         assert {id(s) for group in self.by_request.values() for s in group.values()} == live
+        assert len(self._timeouts) == sum(s.ends_at < math.inf for s in self.live.values())
         for lane in self.lanes.values():
             swapped = [s.swapped for s in waiting if s.swapped is not None and s.swapped.lane is lane]
             lane.host.check_invariants([kv.blocks for kv in swapped])

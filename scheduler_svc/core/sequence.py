@@ -73,6 +73,8 @@ class Sequence:
     """Root of its hash chain: prefixes are shared among sequences with the same one."""
     retention: Retention = Retention.NORMAL
     deadline: float = math.inf
+    ends_at: float = math.inf
+    """When it ends with an error, unless it is over before."""
     rank: int = 0
     """Its priority class, as lifted by ageing."""
     key: Key = (0, 0.0, 0)

@@ -13,6 +13,7 @@ from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.output import Entry, SequenceOutput
 from scheduler_svc.frontend.parameters import Parameters
 from scheduler_svc.frontend.prompts import Prompt
+from scheduler_svc.frontend.scheduling import TimeLimit
 from scheduler_svc.frontend.shapes import Shape
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Stream
@@ -35,9 +36,12 @@ class Task:
 class Call:
     """A task under way, in the streams of a generation."""
 
-    def __init__(self, task: Task, generation: Generation, link: CoreLink, tenant: str | None = None) -> None:
-        """`tenant`: in the place of the one that the body names."""
+    def __init__(
+        self, task: Task, generation: Generation, link: CoreLink, limit: TimeLimit, tenant: str | None = None
+    ) -> None:
+        """`tenant`: in the place of the one that the body names. Raises `ApiError` 504 when its time is over."""
         self.task, self.generation, self._tenant = task, generation, tenant
+        self._timeout_ms = limit.left_ms()
         self.generation.quiet = not task.parameters.stream and task.parameters.stop is None
         self.id = task.shape.id_prefix + task.request_id
         self.created = int(time.time())
@@ -66,6 +70,7 @@ class Call:
             salt=scheduling.salt,
             retention=scheduling.retention,
             deadline_ms=scheduling.deadline_ms,
+            timeout_ms=self._timeout_ms,
         )
         link.submit(self.generation, request, first)
         ids = prompt.ids.tolist()

@@ -16,6 +16,7 @@ from common.wire import (
     Abort,
     Account,
     Ended,
+    FrontendAlive,
     FrontendHello,
     LogprobColumns,
     Message,
@@ -90,15 +91,14 @@ class CoreLink:
         self._context = None
 
     def _tick(self) -> None:
-        """Each second: greet a core that has not answered, give up on one that has long been silent."""
+        """Each second: tell the core that this loop turns, give up on a core that has long been silent."""
         self._timer = self._loop.call_later(HELLO_S, self._tick)
         silence = self._loop.time() - self._last_heard
         if self._greeted and silence >= self._lost_s:
             log.error("the core is lost", silent_s=round(silence, 1))
             self._greeted = False
             self.fail_all("the scheduler does not answer")
-        if not self._greeted:
-            self._send(FrontendHello(self._name))
+        self._send(FrontendAlive(self.num_streams) if self._greeted else FrontendHello(self._name))
 
     def fail_all(self, reason: str, code: str = "service_unavailable", *, submitted: bool = True) -> None:
         """End every open request with 503; unless `submitted`, only those that the core has not heard of."""

@@ -54,6 +54,11 @@ def internal(message: str = "The server had an error while processing the reques
     return ApiError(500, message, kind="server_error", code="internal_error")
 
 
+def timed_out(message: str) -> ApiError:
+    """504: the request was not done within its `X-Request-Timeout`, or the service's own limit."""
+    return ApiError(504, message, kind="timeout_error", code="request_timeout")
+
+
 def from_ending(ended: Ended) -> ApiError:
     """The error that an abnormal ending stands for."""
     text = ended.message
@@ -69,6 +74,8 @@ def from_ending(ended: Ended) -> ApiError:
             return unavailable(text or "no executor serves the model", "no_executor", ended.retry_after_s or None)
         case EndReason.SHUTDOWN:
             return unavailable(text or "the service is stopping", "shutting_down")
+        case EndReason.TIMEOUT:
+            return timed_out(text or "the request took longer than it may")
         case EndReason.ABORTED:
             return unavailable(text or "the request was aborted", "aborted")
         case _:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from starlette.requests import Request
 
 from common.wire import Retention
-from scheduler_svc.frontend.errors import invalid
+from scheduler_svc.frontend.errors import invalid, timed_out
 from scheduler_svc.frontend.fields import Fields, show
 
 TENANT_HEADER = "X-Tenant"
+TIMEOUT_HEADER = "X-Request-Timeout"
 MAX_TENANT = 256
 MAX_SALT = 4096
 MAX_DEADLINE_MS = (1 << 31) - 1
+MAX_TIMEOUT_S = 1e6
 RETENTIONS = {
     "in_memory": Retention.NORMAL,
     "in-memory": Retention.NORMAL,
@@ -62,6 +66,37 @@ def header_tenant(request: Request) -> str | None:
         text = f"must be 1 to {MAX_TENANT} printable ASCII characters without spaces"
         raise invalid(TENANT_HEADER, f"{TENANT_HEADER}: {text}")
     return named[0]
+
+
+class TimeLimit:
+    """How long a request may take, counted from now, its arrival."""
+
+    def __init__(self, seconds: float | None) -> None:
+        """`seconds`: None for what the core is configured to."""
+        self._seconds, self._arrived = seconds, time.monotonic()
+
+    def left_ms(self) -> int:
+        """What is left of it; 0 for no limit of its own. Raises `ApiError` 504 when nothing is."""
+        if self._seconds is None:
+            return 0
+        left = self._seconds - (time.monotonic() - self._arrived)
+        if left <= 0:
+            raise timed_out(f"not done within {self._seconds:g} s")
+        return math.ceil(left * 1000)
+
+
+def header_time_limit(request: Request) -> TimeLimit:
+    """What the header says, in seconds. Raises `ApiError` 400 for what is not a number above 0, or there twice."""
+    named = request.headers.getlist(TIMEOUT_HEADER)
+    if not named:
+        return TimeLimit(None)
+    try:
+        (seconds,) = [float(text) for text in named]
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise invalid(TIMEOUT_HEADER, f"{TIMEOUT_HEADER}: must be one number of seconds, above 0 and at most 1000000")
+    return TimeLimit(seconds)
 
 
 def _read_salt(fields: Fields) -> bytes:

@@ -17,7 +17,7 @@ from scheduler_svc.frontend.event_stream import EventStream
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.parameters import Parameters
-from scheduler_svc.frontend.scheduling import header_tenant
+from scheduler_svc.frontend.scheduling import header_tenant, header_time_limit
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation
 
@@ -34,6 +34,7 @@ async def serve(request: Request, prepare: Prepare) -> Response:
     """
     frontend = frontend_of(request)
     frontend.admit()
+    limit = header_time_limit(request)
     fields = parse_fields(await read_body(request, frontend.settings.max_body_bytes))
     tenant = header_tenant(request)
     generation = frontend.link.generation()
@@ -51,7 +52,7 @@ async def serve(request: Request, prepare: Prepare) -> Response:
         task = await prepare(frontend, fields, generation, _request_id(request, fields))
         generation.check()
         frontend.admit()
-        call = Call(task, generation, frontend.link, tenant)
+        call = Call(task, generation, frontend.link, limit, tenant)
         if not task.parameters.stream:
             return Response(orjson.dumps(await call.collect()), media_type="application/json")
         with_usage = task.parameters.stream_options.usage

@@ -13,6 +13,7 @@ from scheduler_svc.core import Lane, Scheduler, Sequence, State, WaitReason
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.config import Eviction
 from scheduler_svc.core.counters import Counters, Histogram
+from scheduler_svc.core.drain_rate import DrainRate
 from scheduler_svc.core.eviction import RecencyOrder, WeightOrder
 from scheduler_svc.core.fair import FairQueue, FairShare
 from scheduler_svc.core.host_pool import HostPool
@@ -21,6 +22,7 @@ from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.pacing import Pace
 from scheduler_svc.core.prediction import OutputLengths
 from scheduler_svc.core.run_pool import RunPool
+from scheduler_svc.core.timeouts import Timeouts
 from scheduler_svc.core.wait_clock import WaitClock
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.plan_log.state_codec import (
@@ -82,7 +84,9 @@ _FIELDS: dict[type, Fields] = {
         "live": Mapped(PAIR, SEQUENCE),
         "by_request": Mapped(PLAIN, Mapped(PLAIN, SEQUENCE)),
         **dict.fromkeys(("kv_capacity", "_vacant_since"), Mapped(PLAIN, PLAIN)),
-        **_plain("_num_submitted", "_last_epoch", "_mean_gap_s", "_last_ended_at"),
+        **_plain("_num_submitted", "_last_epoch"),
+        "_drain_rate": Instance(DrainRate),
+        "_timeouts": Instance(Timeouts),
     },
     Counters: {
         **_plain("prompt_tokens", "generation_tokens", "preemptions", "recomputed_tokens", "swapped_out_blocks"),
@@ -94,10 +98,12 @@ _FIELDS: dict[type, Fields] = {
             Instance(Histogram),
         ),
     },
+    DrainRate: _plain("mean_gap_s", "last_ended_at"),
+    Timeouts: {"_heap": Listed(Tupled(PLAIN, PLAIN, SEQUENCE)), "_num_watched": PLAIN},
     Histogram: {"_bounds": Converted(list, tuple), **_arrays("_bounds_array", "_counts"), "_sum": PLAIN},
     Sequence: {
         **_plain("owner", "stream", "index", "request_id", "model", "priority", "number", "arrived", "prompt_length"),
-        **_plain("tenant", "salt", "deadline", "rank", "ticket", "slot", "aborted", "prefilling", "is_long"),
+        **_plain("tenant", "salt", "deadline", "ends_at", "rank", "ticket", "slot", "aborted", "prefilling", "is_long"),
         **_plain(
             "hash_key", "fingerprint", "cached_tokens", "admitted", "last_token_at", "num_preemptions", "num_reached"
         ),
@@ -171,7 +177,7 @@ _FIELDS: dict[type, Fields] = {
         "long": LINE,
         "clock": Instance(WaitClock),
         "lengths": Instance(OutputLengths),
-        **_plain("long_threshold", "token_s", "num_new", "last_ticket", "_ageing"),
+        **_plain("long_threshold", "token_s", "num_new", "num_new_tokens", "last_ticket", "_ageing"),
         "_timers": Listed(Tupled(PLAIN, PLAIN, PLAIN, SEQUENCE)),
         "_classes": COUNTER,
     },

@@ -171,6 +171,7 @@ class Walk:
             salt=pick([b"", b"", b"s"]),
             retention=pick([*Retention]),
             deadline_ms=pick([0, 100, 500, 3000]),
+            timeout_ms=pick([0] * 6 + [50, 2000]),
         )
 
     def _abort(self) -> None:
@@ -201,8 +202,7 @@ class Walk:
 
     def _expire(self) -> None:
         self.world.now += self.chance.choice([0.1, 1.0, 4.0, 6.0])
-        self.world.scheduler.expire(self.world.now)
-        self.world.read_outbox(None)
+        self.world.expire()
 
     # --- executors ---
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,7 @@ class Stream:
     """Prompt positions whose logprobs have come."""
     waited: dict[WaitReason, float] = field(default_factory=dict)
     """Seconds in the queue, by reason."""
+    ends_at: float = math.inf
 
     def __repr__(self) -> str:
         return f"stream {self.owner}/{self.number}"
@@ -145,6 +147,7 @@ class World:
         salt: bytes = b"",
         retention: Retention = Retention.NORMAL,
         deadline_ms: int = 0,
+        timeout_ms: int = 0,
         **params: Any,
     ) -> list[Stream]:
         """Submit a request; a number for a prompt stands for that many tokens, different for each request."""
@@ -155,12 +158,14 @@ class World:
             prompt = [2 + (first * 7 + i * i + i // 3) % 38 for i in range(prompt)]
         sampling = SamplingParams(max_tokens, **{"temperature": 0.0, **params})
         tokens = np.array(prompt, np.int32)
-        request = Submit(first, n, f"r{first}", model, tokens, sampling, priority, tenant, salt, retention, deadline_ms)
+        placing = (priority, tenant, salt, retention, deadline_ms, timeout_ms)
+        request = Submit(first, n, f"r{first}", model, tokens, sampling, *placing)
+        timeout_s = timeout_ms / 1000 or self.config.request_timeout_s or math.inf
         streams = []
         for i in range(n):
             seed = (sampling.seed + i) % (1 << 64)
             own = SamplingParams(max_tokens, **{"temperature": 0.0, **params, "seed": seed})
-            streams.append(Stream(owner, first + i, prompt, own))
+            streams.append(Stream(owner, first + i, prompt, own, ends_at=self.now + timeout_s))
             self.streams[owner, first + i] = streams[-1]
             self.open.add((owner, first + i))
         decoded = decode(encode(request))
@@ -184,6 +189,14 @@ class World:
         self.scheduler.abort_owner(owner, self.now)
         self.read_outbox(None)
 
+    def expire(self) -> float | None:
+        """Time has passed: nobody whose time is over is left. Returns when to look again."""
+        due = self.scheduler.expire(self.now)
+        self.read_outbox(None)
+        late = [self.streams[key] for key in self.scheduler.live if self.streams[key].ends_at <= self.now]
+        assert not late and (due is None or due > self.now), "over their time"
+        return due
+
     def read_outbox(self, lane: Lane | None) -> None:
         messages, self.scheduler.outbox = self.scheduler.outbox, []
         for owner, message in messages:
@@ -200,7 +213,9 @@ class World:
                 stream.scored.update(positions)
             else:
                 assert isinstance(message, Ended)
-                self.streams[owner, message.stream].take_end(message)
+                stream = self.streams[owner, message.stream]
+                assert message.reason != EndReason.TIMEOUT or stream.ends_at <= self.now
+                stream.take_end(message)
 
     def _take_tokens(self, owner: int, message: Tokens, lane: Lane) -> None:
         numbers, tokens = message.streams.tolist(), message.tokens.tolist()

@@ -7,9 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fake_core import Answer
 from frontend_service import BYTE_LEVEL, Service, error_of
 
-from common.wire import Retention, Submit
+from common.wire import EndReason, Retention, Submit
 
 
 def sent(service: Service, ask: str = "complete", **body: Any) -> Submit:
@@ -67,6 +68,39 @@ def test_a_wrong_retention_is_told_the_right_ones(service: Service) -> None:
 def test_deadlines(service: Service) -> None:
     assert sent(service, deadline_ms=1).deadline_ms == 1
     assert sent(service, "chat", deadline_ms=2**31 - 1).deadline_ms == 2**31 - 1
+
+
+@pytest.mark.parametrize(("text", "most_ms"), [("2", 2000), ("0.5", 500), ("1e6", 10**9)])
+def test_the_time_limit_runs_from_the_arrival(service: Service, text: str, most_ms: int) -> None:
+    assert with_headers(service, {"X-Request-Timeout": text}).status_code == 200
+    assert most_ms - 400 < service.core.requests[-1].timeout_ms <= most_ms
+
+
+def test_without_the_header_the_core_decides(service: Service) -> None:
+    assert sent(service).timeout_ms == 0
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1000001", "soon", "1,2"])
+def test_a_wrong_time_limit_is_refused(service: Service, text: str) -> None:
+    assert error_of(with_headers(service, {"X-Request-Timeout": text}), 400)["param"] == "X-Request-Timeout"
+    assert not service.core.requests
+
+
+def test_two_time_limits_are_refused(service: Service) -> None:
+    headers = [("X-Request-Timeout", "5"), ("X-Request-Timeout", "5")]
+    assert error_of(with_headers(service, headers), 400)["param"] == "X-Request-Timeout"
+
+
+def test_a_time_that_is_over_before_the_core_hears_of_it(service: Service) -> None:
+    error = error_of(with_headers(service, {"X-Request-Timeout": "1e-9"}), 504)
+    assert (error["code"], error["type"]) == ("request_timeout", "timeout_error")
+    assert not service.core.requests
+
+
+def test_a_time_that_is_over_in_the_core(service: Service) -> None:
+    service.core.script = lambda _request, _i: Answer([5, 6], EndReason.TIMEOUT, message="not done within 2 s")
+    error = error_of(with_headers(service, {"X-Request-Timeout": "2"}), 504)
+    assert (error["code"], error["message"]) == ("request_timeout", "not done within 2 s")
 
 
 def test_a_cache_key_is_only_a_hint(service: Service) -> None:

@@ -16,6 +16,7 @@ import scheduler_svc.core
 from common.wire import encode
 from scheduler_svc.core import Scheduler, SchedulerConfig
 from scheduler_svc.core.config import Admission, Batching, Discipline, Eviction, KvLayout, Preemption, Prefill
+from scheduler_svc.core.drain_rate import DrainRate
 from scheduler_svc.core.sequence import SwappedKv
 from scheduler_svc.plan_log import writer
 from scheduler_svc.plan_log.differences import Difference
@@ -170,8 +171,8 @@ def test_a_state_that_is_not_reached_is_a_difference(tmp_path: Path, monkeypatch
     world = eventful(RecordedWorld(tmp_path))
     world.begin_segment()
     world.close()
-    monkeypatch.setattr(Scheduler, "_note_drain_rate", lambda *_: None)
-    with pytest.raises(Difference, match=r"the state where part 1 of the log begins: scheduler\._mean_gap_s: "):
+    monkeypatch.setattr(DrainRate, "note", lambda *_, **__: None)
+    with pytest.raises(Difference, match=r"part 1 of the log begins: scheduler\._drain_rate\[1\]\.mean_gap_s: "):
         list(Player(tmp_path).steps())
 
 
