@@ -8,6 +8,7 @@ import structlog
 import zmq
 
 from common.logs import configure_logs
+from scheduler_svc.batches.database import check_storage
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.supervisor import PortTaken, listen
@@ -19,6 +20,7 @@ def main() -> int:
     settings = SchedulerSettings.from_command_line(prog="python -m scheduler_svc")
     configure_logs("scheduler", settings.log_format, settings.log_level)
     try:
+        check_storage(settings.batch_dir, settings.batch_database)
         listener = listen(settings.host, settings.port)
         loop = CoreLoop(settings, listener)
     except PortTaken as error:

@@ -63,9 +63,14 @@ class SchedulerSettings(ServiceSettings):
     heartbeat_ms: int = Field(500, ge=10, description="executors show a sign of life this often")
     heartbeat_timeout_s: float = Field(3.0, gt=0, description="an executor silent for so long is lost")
     iteration_timeout_s: float = Field(60.0, gt=0, description="an executor that takes longer for a plan is lost")
-    frontend_timeout_s: float = Field(20.0, ge=3, description="a frontend silent for so long is started anew")
+    frontend_timeout_s: float = Field(20.0, ge=3, description="a frontend or the batch runner, silent for so long, is started anew")
     grace_s: float = Field(8.0, ge=0, description="seconds that running requests get at SIGTERM")
     max_body_mb: int = Field(32, ge=1, le=256, description="largest request body")
+    batch_dir: Path | None = Field(None, description="folder of files and batches; none: they are off")
+    batch_database: str | None = Field(None, description="postgresql://… instead, for files and batches")
+    batch_max_file_mb: int = Field(200, ge=1, le=2048, description="largest file that may be uploaded")
+    batch_max_in_flight: int = Field(16, ge=1, le=4096, description="sequences of batches that may run at a time")
+    batch_model_wait_s: float = Field(600.0, ge=0, description="seconds that lines wait for a model that is not served")
     plan_log: Path | None = Field(None, description="folder for a log of every input and plan (holds prompts)")
     plan_log_segment_mb: int = Field(64, ge=1, description="size at which the plan log begins a new file")
     plan_log_segments: int = Field(8, ge=1, description="files of the plan log that are kept")
@@ -88,10 +93,16 @@ class SchedulerSettings(ServiceSettings):
             raise ValueError("curve-secret-key and curve-client-keys go together")
         if self.heartbeat_timeout_s * 1000 < 2 * self.heartbeat_ms:
             raise ValueError("heartbeat-timeout-s must be at least twice heartbeat-ms")
+        if self.batch_database is not None and not self.batch_database.startswith(("postgresql://", "postgres://")):
+            raise ValueError("batch-database must begin with postgresql://")
         for tenant, weight in self.tenant_weights.items():
             if not weight > 0:
                 raise ValueError(f"tenant-weights: {tenant!r} needs a weight above 0")
         return self
+
+    @property
+    def serves_batches(self) -> bool:
+        return self.batch_dir is not None or self.batch_database is not None
 
     def scheduler_config(self) -> SchedulerConfig:
         """The part that the core needs."""

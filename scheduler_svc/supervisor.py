@@ -1,7 +1,8 @@
-"""Starts the frontend processes on one listening socket, and starts a dead one anew."""
+"""Starts the core's clients: the frontends on one listening socket, and what runs batches. Starts a dead one anew."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -17,9 +18,9 @@ log = structlog.get_logger()
 
 MAX_BACKOFF_S = 5.0
 SUSPENDED_S = 2.0
-"""The core looks at its frontends more often than this; when it did not, it may have been stopped itself."""
+"""The core looks at its children more often than this; when it did not, it may have been stopped itself."""
 STABLE_S = 10.0
-"""A frontend that lived so long restarts at once when it dies."""
+"""A child that lived so long restarts at once when it dies."""
 
 
 class PortTaken(Exception):
@@ -43,6 +44,9 @@ def listen(host: str, port: int) -> socket.socket:
 @dataclass(slots=True)
 class _Child:
     name: str
+    """Also its identity towards the core."""
+    module: str
+    flags: list[str]
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     failures: int = 0
@@ -52,38 +56,57 @@ class _Child:
 
 
 class Supervisor:
-    """The frontend children. `check` is called by the core's loop; it never blocks."""
+    """The children. `check` is called by the core's loop; it never blocks."""
 
     def __init__(self, settings: SchedulerSettings, listener: socket.socket, core_address: str) -> None:
         self._settings, self._listener, self._core_address = settings, listener, core_address
         self._checked_at = 0.0
-        self._children = [_Child(f"frontend-{i}") for i in range(settings.frontends)]
+        module, flags = "scheduler_svc.frontend", ["--fd", str(listener.fileno())]
+        self._children = [_Child(f"frontend-{i}", module, flags) for i in range(settings.frontends)]
+        if settings.serves_batches:
+            flags = ["--batch-max-in-flight", str(settings.batch_max_in_flight)]
+            flags += ["--batch-model-wait-s", str(settings.batch_model_wait_s)]
+            self._children.append(_Child("batch-runner", "scheduler_svc.batches", flags))
 
     def start(self, now: float) -> None:
         for child in self._children:
             self._spawn(child, now)
 
+    def _command(self, child: _Child) -> list[str]:
+        settings = self._settings
+        return [
+            *(sys.executable, "-m", child.module, "--core", self._core_address, "--name", child.name, *child.flags),
+            *("--grace-s", str(settings.grace_s), "--max-body-mb", str(settings.max_body_mb)),
+            *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
+            *(() if settings.batch_dir is None else ("--batch-dir", str(settings.batch_dir))),
+            *("--log-format", settings.log_format, "--log-level", settings.log_level),
+        ]
+
     def _spawn(self, child: _Child, now: float) -> None:
         fd = self._listener.fileno()
-        command = [
-            *(sys.executable, "-m", "scheduler_svc.frontend"),
-            *("--core", self._core_address, "--name", child.name, "--fd", str(fd)),
-            *("--grace-s", str(self._settings.grace_s), "--max-body-mb", str(self._settings.max_body_mb)),
-            *("--log-format", self._settings.log_format, "--log-level", self._settings.log_level),
-        ]
+        environment = dict(os.environ)
+        if self._settings.batch_database is not None:
+            # It may hold a password, and everyone on the machine can read a command line.
+            environment["GILIR_BATCH_DATABASE"] = self._settings.batch_database
         # A session of its own: Ctrl-C reaches the core alone, which then ends its children in order.
         child.started_at, child.heard_at = now, None
         try:
-            child.process = subprocess.Popen(command, pass_fds=[fd], start_new_session=True, preexec_fn=end_with_parent)
+            child.process = subprocess.Popen(
+                self._command(child),
+                env=environment,
+                pass_fds=[fd] if "--fd" in child.flags else [],
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
         except OSError as error:
             child.failures += 1
             child.restart_at = now + MAX_BACKOFF_S
-            log.error("frontend could not be started", frontend=child.name, error=str(error))
+            log.error("child could not be started", child=child.name, error=str(error))
             return
-        log.info("frontend started", frontend=child.name, pid=child.process.pid)
+        log.info("child started", child=child.name, pid=child.process.pid)
 
     def heard(self, name: str, now: float) -> None:
-        """A message came from the frontend of this name."""
+        """A message came from the child of this name."""
         for child in self._children:
             if child.name == name:
                 child.heard_at = now
@@ -97,14 +120,14 @@ class Supervisor:
             if was_suspended:
                 child.heard_at = now
             elif now - child.heard_at > self._settings.frontend_timeout_s:
-                log.error("frontend hangs: killed", frontend=child.name, silent_s=round(now - child.heard_at, 1))
+                log.error("child hangs: killed", child=child.name, silent_s=round(now - child.heard_at, 1))
                 child.process.kill()
                 child.heard_at = None
 
     def check(self, now: float) -> tuple[list[str], float | None]:
         """End what hangs, restart what is due.
 
-        Returns the names of frontends found dead, and seconds until the next restart.
+        Returns the names of those found dead, and seconds until the next restart.
         """
         dead, due = [], None
         self._end_the_silent(now)
@@ -114,7 +137,7 @@ class Supervisor:
                 child.failures = 0 if now - child.started_at > STABLE_S else child.failures + 1
                 delay = min(MAX_BACKOFF_S, 0.1 * 2**child.failures) if child.failures else 0.0
                 child.restart_at = now + delay
-                log.warning("frontend died", frontend=child.name, status=child.process.returncode, restart_in_s=delay)
+                log.warning("child died", child=child.name, status=child.process.returncode, restart_in_s=delay)
                 child.process = None
             if child.process is None:
                 if now >= child.restart_at:
@@ -133,7 +156,7 @@ class Supervisor:
         return any(child.process is not None and child.process.poll() is None for child in self._children)
 
     def kill(self, name: str = "") -> None:
-        """SIGKILL to the frontend of this name; without one, to all that are left, and wait for them."""
+        """SIGKILL to the child of this name; without one, to all that are left, and wait for them."""
         for child in self._children:
             if child.process is not None and name in ("", child.name):
                 child.process.kill()

@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from scheduler_svc.batches import file_routes, routes
+from scheduler_svc.batches.access import StoreThread, open_thread
 from scheduler_svc.frontend import accounts, chat, completions, health, tokenization
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal
 from scheduler_svc.frontend.frontend import Frontend
@@ -33,19 +35,23 @@ def create_app(settings: FrontendSettings) -> FastAPI:
     frontend = Frontend(settings)
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         frontend.open()
+        batches: StoreThread | None = open_thread(settings.batch_dir, settings.batch_database)
+        app.state.batches = batches
         try:
             yield
         finally:
             frontend.close()
+            if batches is not None:
+                batches.close()
 
     app = FastAPI(
         title="Gilir", version=health.VERSION, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.frontend = frontend
-    for router in (completions.router, chat.router, tokenization.router, accounts.router, health.router):
-        app.include_router(router)
+    for module in (completions, chat, tokenization, accounts, file_routes, routes, health):
+        app.include_router(module.router)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(ClientGone, _answer_client_gone)
     app.add_exception_handler(HTTPException, _answer_http_exception)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -11,6 +12,7 @@ from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from scheduler_svc.batches.access import line_gauges
 from scheduler_svc.frontend.exposition import registry_of
 from scheduler_svc.frontend.frontend import frontend_of
 
@@ -59,7 +61,10 @@ async def tell_model(request: Request, name: str) -> Response:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """The core's figures in Prometheus' plain text format: the newer one would write `vllm:` names with underscores."""
-    text = generate_latest(registry_of(frontend_of(request).link.stats))
+    stats = frontend_of(request).link.stats
+    if stats is not None:
+        stats = replace(stats, gauges=stats.gauges | await line_gauges(request))
+    text = generate_latest(registry_of(stats))
     return Response(text, headers={"content-type": METRICS_TYPE})
 
 

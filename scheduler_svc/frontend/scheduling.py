@@ -18,6 +18,8 @@ TENANT_HEADER = "X-Tenant"
 TIMEOUT_HEADER = "X-Request-Timeout"
 MAX_TENANT = 256
 MAX_SALT = 4096
+BATCH_PRIORITY = (1 << 31) - 1
+"""The lowest class there is: lines of batches have it, and no request can name it."""
 MAX_DEADLINE_MS = (1 << 31) - 1
 MAX_TIMEOUT_S = 1e6
 RETENTIONS = {
@@ -44,7 +46,7 @@ class Scheduling:
 def read_scheduling(fields: Fields) -> Scheduling:
     """Read them from a body. Raises `ApiError` 400."""
     return Scheduling(
-        priority=fields.integer("priority", 0, -(1 << 31), (1 << 31) - 1),
+        priority=fields.integer("priority", 0, -(1 << 31), BATCH_PRIORITY - 1),
         tenant=fields.text("user", "", MAX_TENANT),
         salt=_read_salt(fields),
         retention=_read_retention(fields),

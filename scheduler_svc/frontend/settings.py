@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -33,6 +34,10 @@ class FrontendSettings(ServiceSettings):
         60.0, gt=0, description="seconds one write to a client may take before it is dropped"
     )
     tokenizer_threads: int = Field(2, ge=1, le=64, description="threads for long prompts and large chats")
+
+    batch_dir: Path | None = Field(None, description="folder of files and batches; none: they are off")
+    batch_database: str | None = Field(None, description="postgresql://… instead, for files and batches")
+    batch_max_file_mb: int = Field(200, ge=1, le=2048, description="largest file that may be uploaded")
 
     @property
     def max_body_bytes(self) -> int:

@@ -1,0 +1,39 @@
+"""One line of a batch, on the very path of the API's own requests: the same checks, the same answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from scheduler_svc.frontend import chat, completions
+from scheduler_svc.frontend.call import Call
+from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.frontend.frontend import Frontend
+from scheduler_svc.frontend.scheduling import BATCH_PRIORITY, MAX_TIMEOUT_S, TimeLimit
+from scheduler_svc.frontend.serving import Prepare
+
+PREPARE: dict[str, Prepare] = {
+    "/v1/chat/completions": chat.prepare,
+    "/v1/completions": completions.prepare,
+}
+
+
+async def answer_request(
+    frontend: Frontend, endpoint: str, body: Fields, request_id: str, tenant: str, left_s: float
+) -> dict[str, Any]:
+    """The answer's body. Raises `ApiError`. Cancelled, it aborts its sequences in the core.
+
+    `left_s`: seconds until its batch expires, its time limit in the place of the service's own: it may wait long.
+    """
+    limit = TimeLimit(min(left_s, MAX_TIMEOUT_S))
+    frontend.admit()
+    generation = frontend.link.generation()
+    try:
+        task = await PREPARE[endpoint](frontend, body, generation, request_id)
+        generation.check()
+        # Whatever class the line asks for: it fills seats that nobody else wants.
+        scheduling = replace(task.parameters.scheduling, priority=BATCH_PRIORITY)
+        task = replace(task, parameters=replace(task.parameters, scheduling=scheduling))
+        return await Call(task, generation, frontend.link, limit, tenant or None).collect()
+    finally:
+        generation.close()
