@@ -74,7 +74,11 @@ async def read_file(request: Request, file_id: str) -> Response:
 
 async def _chunks(request: Request, file: FileRecord) -> AsyncIterator[bytes]:
     for place in range(0, file.bytes, CHUNK_BYTES):
-        yield await ask(request, lambda store, place=place: store.files.read(file.id, place, CHUNK_BYTES))  # type: ignore[misc]
+        yield await ask(request, _read_chunk, file.id, place)
+
+
+def _read_chunk(store: Store, file_id: str, place: int) -> bytes:
+    return store.files.read(file_id, place, CHUNK_BYTES)
 
 
 async def _results(request: Request, file: FileRecord) -> AsyncIterator[bytes]:

@@ -99,7 +99,10 @@ class Files:
         """Whether there was one. Raises `FileInUse`."""
         with self._database.transaction() as cursor:
             marks = ", ".join("?" for _ in LIVE)
-            cursor.execute(f"SELECT id FROM batches WHERE input_file_id = ? AND status IN ({marks})", (file_id, *LIVE))
+            cursor.execute(
+                f"SELECT id FROM batches WHERE tenant = ? AND input_file_id = ? AND status IN ({marks})",
+                (tenant, file_id, *LIVE),
+            )
             used_by = cursor.fetchone()
             if used_by is not None:
                 raise FileInUse(used_by[0])

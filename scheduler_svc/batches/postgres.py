@@ -35,7 +35,7 @@ class PostgresDatabase:
                 # Two processes that create the same table at a time disturb each other.
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
                 for statement in statements("BYTEA", ' COLLATE "C"'):
-                    cursor.execute(statement)  # type: ignore[call-overload]
+                    cursor.execute(statement)
             connection.autocommit = True
             if self._is_runner and not self._try_lock(connection):
                 raise StorageError("another runner has taken the batches over")
@@ -90,10 +90,10 @@ class _Translated:
         return self._cursor.rowcount
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> None:
-        self._cursor.execute(sql.replace("?", "%s"), values)  # type: ignore[call-overload]
+        self._cursor.execute(sql.replace("?", "%s"), values)
 
     def executemany(self, sql: str, rows: Sequence[Sequence[Any]], /) -> None:
-        self._cursor.executemany(sql.replace("?", "%s"), rows)  # type: ignore[arg-type]
+        self._cursor.executemany(sql.replace("?", "%s"), rows)
 
     def fetchone(self) -> Any:
         return self._cursor.fetchone()

@@ -12,14 +12,14 @@ class Rota:
         self._tenants: dict[str, list[str]] = {}
 
     def update(self, batches: Iterable[tuple[str, str]]) -> None:
-        """From now on there are these: (batch, tenant). New ones come first, as they have waited longest."""
+        """From now on there are these: (batch, tenant). A tenant's new ones come first."""
         wanted = dict(batches)
         known = {batch for line in self._tenants.values() for batch in line}
         for tenant, line in list(self._tenants.items()):
             line[:] = [batch for batch in line if batch in wanted]
             if not line:
                 del self._tenants[tenant]
-        for batch, tenant in wanted.items():
+        for batch, tenant in reversed(wanted.items()):
             if batch not in known:
                 self._tenants.setdefault(tenant, []).insert(0, batch)
 

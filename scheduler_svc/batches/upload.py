@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from python_multipart.exceptions import FormParserError
@@ -13,6 +16,10 @@ from scheduler_svc.batches.access import ask, tenant_of
 from scheduler_svc.batches.files import CHUNK_BYTES
 from scheduler_svc.batches.records import FileRecord, new_id
 from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
+from scheduler_svc.frontend.frontend import frontend_of
+
+# It writes a line for each form that cannot be read; the client is told, and could fill the log.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 WRITE_BYTES = 4 * CHUNK_BYTES
 MAX_FORM_BYTES = 64 << 10
@@ -144,15 +151,27 @@ async def _receive(request: Request, form: UploadForm, file_id: str) -> None:
             number += -(-len(data) // CHUNK_BYTES)
             await ask(request, lambda store: store.files.append(file_id, first, data))
 
-    try:
-        async for part in request.stream():
-            form.feed(part)
-            await write(form.take_content())
-    except ClientDisconnect:
-        raise ClientGone from None
+    async for part in _parts(request):
+        form.feed(part)
+        await write(form.take_content())
     if not form.complete:
         raise invalid(None, "the body ends before the form does", "invalid_form")
     await write(form.take_content(rest=True))
+
+
+async def _parts(request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises `ClientGone`, and `ApiError` 408 when it stops coming."""
+    patience_s, stream = frontend_of(request).settings.stalled_client_s, aiter(request.stream())
+    while True:
+        try:
+            yield await asyncio.wait_for(anext(stream), patience_s)
+        except StopAsyncIteration:
+            return
+        except ClientDisconnect:
+            raise ClientGone from None
+        except TimeoutError:
+            text = f"nothing came of the body for {patience_s:g} s"
+            raise ApiError(408, text, code="request_timeout", headers={"connection": "close"}) from None
 
 
 def _checked(form: UploadForm, file: FileRecord) -> FileRecord:

@@ -125,9 +125,8 @@ class Stack:
         return self.services.stop()
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Stack]]:
-    """Start a stack with some scheduler flags; it is stopped at the end of the test."""
+def _starter() -> Iterator[Callable[..., Stack]]:
+    """Start a stack with some scheduler flags; it is stopped at the end of the test, or of the module."""
     stacks: list[Stack] = []
 
     def starter(*scheduler_flags: str) -> Stack:
@@ -137,6 +136,10 @@ def start() -> Iterator[Callable[..., Stack]]:
     yield starter
     for stack in stacks:
         stack.stop()
+
+
+start = pytest.fixture(_starter, name="start")
+module_start = pytest.fixture(_starter, name="module_start", scope="module")
 
 
 @pytest.fixture(scope="module")
