@@ -21,7 +21,7 @@ from scheduler_svc.batches.records import BatchRecord, FileRecord, Status
 from scheduler_svc.batches.runner import Runner
 from scheduler_svc.batches.settings import RunnerSettings
 from scheduler_svc.batches.store import Store
-from scheduler_svc.frontend.errors import ApiError, invalid, unavailable
+from scheduler_svc.frontend.errors import ApiError, invalid, timed_out, unavailable
 from scheduler_svc.frontend.fields import Fields
 
 Answer = Callable[[str], Awaitable[dict[str, Any]]]
@@ -46,7 +46,7 @@ class World:
         monkeypatch.setattr(live_batch, "MIN_BACKOFF_S", 0.01)
 
     async def _answer_request(
-        self, _frontend: object, _endpoint: str, body: Fields, _request_id: str, _tenant: str
+        self, _frontend: object, _endpoint: str, body: Fields, _request_id: str, _tenant: str, _left_s: float
     ) -> dict[str, Any]:
         prompt = str(body.raw("prompt"))
         self.calls.append(prompt)
@@ -143,6 +143,8 @@ def test_what_cannot_be_served_now_is_tried_again_and_what_never_can_is_an_error
             raise ApiError(429, "full", headers={"retry-after": "0"})
         if prompt == "away" and tries[prompt] < 3:
             raise unavailable("no executor")
+        if prompt == "late" and tries[prompt] < 2:
+            raise timed_out("took too long")
         if prompt == "wrong":
             raise invalid("prompt", "no")
         if prompt == "broken":
@@ -150,18 +152,18 @@ def test_what_cannot_be_served_now_is_tried_again_and_what_never_can_is_an_error
         return await at_once(prompt)
 
     world = World(tmp_path, moody, monkeypatch)
-    content = lines("busy", "away", "wrong", "broken", "fine") + b"\n{"
+    content = lines("busy", "away", "late", "wrong", "broken", "fine") + b"\n{"
     batch = begin(world.store, put(world.store, content))
     world.until(lambda: world.batch(batch.id).status == Status.COMPLETED)
     found = world.batch(batch.id)
-    assert set(world.results(found.output_file_id)) == {"busy", "away", "fine"}
+    assert set(world.results(found.output_file_id)) == {"busy", "away", "late", "fine"}
     errors = world.results(found.error_file_id)
     assert errors["wrong"]["response"]["status_code"] == 400
     assert errors["wrong"]["response"]["body"]["error"]["param"] == "prompt"
     assert errors["broken"]["response"]["status_code"] == 500
     assert errors[None]["error"]["code"] == "invalid_json"
     assert tries["busy"] == 4 and tries["away"] == 3 and tries["wrong"] == tries["broken"] == 1
-    assert found.describe()["request_counts"] == {"total": 6, "completed": 3, "failed": 3}
+    assert found.describe()["request_counts"] == {"total": 7, "completed": 4, "failed": 3}
 
 
 def test_a_model_that_is_not_there_is_waited_for_before_it_is_an_error(
