@@ -14,13 +14,14 @@ from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, R
 from common.wire.codec import Message
 from scheduler_svc.core.applier import Applied, apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
-from scheduler_svc.core.config import Prefill, SchedulerConfig
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.drain_rate import DrainRate
 from scheduler_svc.core.intake import misfit, overload, sequences_of
 from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.planner import Planner
+from scheduler_svc.core.reasons import why_aside
 from scheduler_svc.core.reporting import prompt_scores, token_messages
 from scheduler_svc.core.seating import Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
@@ -347,18 +348,7 @@ class Scheduler:
     def why(self, sequence: Sequence) -> WaitReason:
         """Why a live sequence is not in an iteration now; NONE when it is, or when none is in flight."""
         if sequence.lane is not None:
-            flight = sequence.lane.in_flight
-            if flight is None:
-                return WaitReason.NONE
-            if sequence.prefilling:
-                planned = any(member is sequence for member, _ in flight.prefills)
-                if planned:
-                    return WaitReason.NONE
-                # Where phases are separate it may be the turn of the decodes.
-                is_apart = self.config.prefill is Prefill.SEPARATE and not flight.prefills
-                return WaitReason.POLICY if is_apart else WaitReason.TOKEN_BUDGET
-            # Only where phases are separate a decode stands aside.
-            return WaitReason.NONE if len(flight.decodes) else WaitReason.POLICY
+            return why_aside(sequence.lane, sequence)
         return self.queues[sequence.model].clock.why(sequence)
 
     def waiting_by_reason(self) -> Counter[WaitReason]:
