@@ -8,6 +8,7 @@ import structlog
 import zmq
 
 from common.logs import configure_logs
+from scheduler_svc.keys import read_keys
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.supervisor import PortTaken, listen
@@ -19,6 +20,8 @@ def main() -> int:
     settings = SchedulerSettings.from_command_line(prog="python -m scheduler_svc")
     configure_logs("scheduler", settings.log_format, settings.log_level)
     try:
+        if settings.api_keys is not None:
+            read_keys(settings.api_keys)
         listener = listen(settings.host, settings.port)
         loop = CoreLoop(settings, listener)
     except PortTaken as error:

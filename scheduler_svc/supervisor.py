@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -64,17 +65,17 @@ class Supervisor:
             self._spawn(child, now)
 
     def _spawn(self, child: _Child, now: float) -> None:
-        fd = self._listener.fileno()
-        command = [
-            *(sys.executable, "-m", "scheduler_svc.frontend"),
-            *("--core", self._core_address, "--name", child.name, "--fd", str(fd)),
-            *("--grace-s", str(self._settings.grace_s), "--max-body-mb", str(self._settings.max_body_mb)),
-            *("--log-format", self._settings.log_format, "--log-level", self._settings.log_level),
-        ]
+        command, fd = self._command(child), self._listener.fileno()
         # A session of its own: Ctrl-C reaches the core alone, which then ends its children in order.
         child.started_at, child.heard_at = now, None
         try:
-            child.process = subprocess.Popen(command, pass_fds=[fd], start_new_session=True, preexec_fn=end_with_parent)
+            child.process = subprocess.Popen(
+                command,
+                env=self._environment(),
+                pass_fds=[fd],
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
         except OSError as error:
             child.failures += 1
             child.restart_at = now + MAX_BACKOFF_S
@@ -100,6 +101,26 @@ class Supervisor:
                 log.error("frontend hangs: killed", frontend=child.name, silent_s=round(now - child.heard_at, 1))
                 child.process.kill()
                 child.heard_at = None
+
+    def _command(self, child: _Child) -> list[str]:
+        settings = self._settings
+        command = [
+            *(sys.executable, "-m", "scheduler_svc.frontend"),
+            *("--core", self._core_address, "--name", child.name, "--fd", str(self._listener.fileno())),
+            *("--grace-s", str(settings.grace_s)),
+            *("--max-body-mb", str(settings.max_body_mb), "--max-bodies-mb", str(settings.max_bodies_mb)),
+            *("--log-format", settings.log_format, "--log-level", settings.log_level),
+            "--open-metrics" if settings.open_metrics else "--no-open-metrics",
+        ]
+        if settings.api_keys is not None:
+            command += ["--api-keys", str(settings.api_keys)]
+        return command
+
+    def _environment(self) -> dict[str, str]:
+        """Ours, with the one API key: a command line can be read by every user of the machine."""
+        if self._settings.api_key is None:
+            return dict(os.environ)
+        return {**os.environ, "GILIR_API_KEY": self._settings.api_key.get_secret_value()}
 
     def check(self, now: float) -> tuple[list[str], float | None]:
         """End what hangs, restart what is due.

@@ -1,9 +1,9 @@
 """What API keys use: their calls at a time, and their tokens by the minute.
 
 A token bucket for each key (Turner, "New directions in communications", 1986): it holds what a minute allows, is full
-at first, and fills evenly. A request takes its prompt's tokens when it is accepted and each generated token as it comes.
-What is generated may leave the bucket in debt, so over time a key gets exactly its rate. A prompt larger than the bucket
-needs a full one.
+at first, and fills evenly. A request takes its prompt's tokens when it is accepted, and each generated token as it
+comes. What is generated may leave the bucket in debt, so over time a key gets exactly its rate. A prompt larger than
+the bucket needs a full one.
 
 It is counted here, and not in the frontends, because only the core knows the calls of all of them.
 """
