@@ -108,9 +108,8 @@ class SchedulerSettings(ServiceSettings):
         """What hangs on API keys: who may listen without, and what holds with them."""
         if self.api_keys is None and self.api_key is None:
             if not (self.allow_no_api_keys or is_loopback(self.host)):
-                raise ValueError(
-                    f"host {self.host} opens the REST API to the network: give api-keys or api-key, or allow-no-api-keys"
-                )
+                text = "opens the REST API to the network: give api-keys or api-key, or allow-no-api-keys"
+                raise ValueError(f"host {self.host} {text}")
         elif "isolate_tenants" not in self.model_fields_set:
             self.isolate_tenants = True
         secret = "" if self.api_key is None else self.api_key.get_secret_value()
