@@ -44,7 +44,7 @@ class Report:
 
 
 def installed() -> dict[str, str]:
-    """Version of each package, but for ourselves; without what follows a plus sign: a build has its release's faults."""
+    """Version of each package, but for ourselves; without a build's own suffix, as in 2.0+cpu."""
     found = {str(package.metadata["Name"]): package.version.split("+")[0] for package in distributions()}
     return {name: version for name, version in sorted(found.items()) if name.lower() != OWN}
 
