@@ -32,12 +32,35 @@ class HttpProtocol(HttpToolsProtocol):
     """Bytes in the write buffer when the stall was looked at last."""
     _head_bytes: int | None = 0
     """Received since the last request, all of it head so far; None while a body is read."""
+    _patience: asyncio.TimerHandle | None = None
+    """Runs while a head is awaited: on a new connection, and once a part of one has come."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.parser = PlainParser(self)
 
     # --- reading ---
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def _await_head(self) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(self.stalled_client_s, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        self._patience = None
+        if self.cycle is None or self.cycle.response_complete:
+            text = f"no whole request came within {self.stalled_client_s:g} s"
+            self._refuse(ApiError(408, text, code="request_timeout"))
+        else:  # the one before it is still being answered
+            self._await_head()
+
+    def _forget_head(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def data_received(self, data: bytes) -> None:
         if self._head_bytes is not None:
@@ -49,6 +72,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._await_head()
         self.scope["gilir.cut_off"] = self.cut_off  # type: ignore[typeddict-unknown-key]
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -57,6 +81,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_bytes = None
+        self._forget_head()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -91,6 +116,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._forget_stall()
+        self._forget_head()
 
     def _forget_stall(self) -> None:
         if self._stall is not None:

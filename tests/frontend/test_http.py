@@ -128,6 +128,18 @@ def test_a_head_without_end_is_refused(service: Service) -> None:
         assert connection.answer().status_code == 200
 
 
+def test_a_head_that_does_not_come_is_not_waited_for(narrow: Service) -> None:
+    with connected(narrow) as silent, connected(narrow) as slow, connected(narrow) as busy:
+        slow.send(POST)
+        busy.send(POST + FIXED + BODY)
+        assert busy.answer().status_code == 200
+        for connection in (silent, slow):
+            assert error_of(connection.answer(), 408)["code"] == "request_timeout"
+            assert connection.is_closed()
+        busy.send(POST + FIXED + BODY, POST[:9])
+        assert [busy.answer().status_code for _ in range(2)] == [200, 408]
+
+
 # --- bodies ---
 
 
