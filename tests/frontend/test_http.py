@@ -145,8 +145,8 @@ def test_a_head_that_does_not_come_is_not_waited_for(narrow: Service) -> None:
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One that holds a megabyte of bodies, and waits a second for the next bytes of one."""
-    flags = ("--max-body-mb", "1", "--max-bodies-mb", "1", "--stalled-client-s", "1")
+    """One that holds a megabyte of bodies, and waits two seconds for the next bytes of one."""
+    flags = ("--max-body-mb", "1", "--max-bodies-mb", "1", "--stalled-client-s", "2")
     with run_service(tmp_path_factory.mktemp("ipc"), *flags) as service:
         yield service
 

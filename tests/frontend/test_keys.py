@@ -120,7 +120,7 @@ def test_what_is_no_key_is_refused(closed: Service, headers: Any) -> None:
 
 
 def test_the_scheme_may_be_written_in_any_case(closed: Service) -> None:
-    assert httpx.get(closed.url + "/v1/models", headers={"authorization": f"bearer  {ACME} "}).status_code == 200
+    assert httpx.get(closed.url + "/v1/models", headers={"authorization": f"bearer  {ACME}"}).status_code == 200
 
 
 # --- whose key it is ---
