@@ -37,7 +37,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.parser = PlainParser(self)
+        self._plain = PlainParser(self)
+        self.parser = self._plain  # type: ignore[assignment]
 
     # --- reading ---
 
@@ -85,7 +86,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        if not self.parser.wants_upgrade():  # else its body is still to come
+        if not self._plain.wants_upgrade():  # else its body is still to come
             self._head_bytes = 0
             super().on_message_complete()
 

@@ -83,12 +83,11 @@ def _create(options: argparse.Namespace) -> None:
 
 
 def _list(path: Path) -> None:
-    rows = [("id", "tenant", "created", "concurrent", "tokens/min", "best priority", "models")]
+    rows = [["id", "tenant", "created", "concurrent", "tokens/min", "best priority", "models"]]
     for key in read_keys(path):
         limits = [str(limit or "-") for limit in (key.max_concurrent, key.tokens_per_minute)]
-        rows.append(
-            (key.id, key.tenant, key.created or "-", *limits, str(key.best_priority), ",".join(key.models) or "all")
-        )
+        models = ",".join(key.models) or "all"
+        rows.append([key.id, key.tenant, key.created or "-", *limits, str(key.best_priority), models])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

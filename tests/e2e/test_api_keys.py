@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -110,51 +108,3 @@ def _no_secret_is_told(stack: Any, secrets: list[str]) -> None:
         for told in (secret, fingerprint_of(secret).hex()):
             assert told not in log and not any(told in line for line in processes)
             assert told.encode() not in plans
-
-
-@pytest.mark.parametrize(
-    ("flags", "environment", "told"),
-    [
-        (["--host", "0.0.0.0"], {}, "opens the REST API to the network"),
-        (["--host", "::"], {}, "allow-no-api-keys"),
-        (["--api-keys", "/no/such/file"], {}, "/no/such/file: No such file or directory"),
-        (["--api-key", "two words"], {}, "api-key must be printable"),
-        ([], {"GILIR_API_KEY": "gk-hush\x07"}, "api-key must be printable"),
-        (["--max-bodies-mb", "1"], {}, "max-bodies-mb must be at least max-body-mb"),
-    ],
-)
-def test_what_is_wrong_is_told_in_one_line_at_the_start(
-    flags: list[str], environment: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    command = [
-        sys.executable,
-        "-m",
-        "scheduler_svc",
-        "--port",
-        "0",
-        "--executor-bind",
-        "ipc:///tmp/never-bound",
-        *flags,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert done.returncode in (1, 2) and told in done.stderr and done.stderr.count("\n") == 1
-    assert "hush" not in done.stderr and "two words" not in done.stderr
-
-
-def test_a_broken_key_file_is_a_plain_error_at_the_start(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text("gk-put-here-by-mistake\n")
-    command = [sys.executable, "-m", "scheduler_svc", "--port", "0", "--api-keys", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 1 and done.stderr == f"error: {path}, line 1: is no JSON object\n"
-
-
-def test_beyond_loopback_with_a_key_or_the_word_that_none_is_wanted(start: Callable[..., Any]) -> None:
-    with ExitStack() as running:
-        for flags in (["--api-key", "gk-x"], ["--allow-no-api-keys"]):
-            stack = start(*flags, "--host", "0.0.0.0")
-            running.callback(stack.stop)
-            status = stack.client.get("/v1/models").status_code
-            assert status == (401 if "--api-key" in flags else 200)
