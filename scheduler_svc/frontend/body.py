@@ -52,7 +52,7 @@ async def read_body(request: Request, held: HeldBody, settings: FrontendSettings
                 limit.reschedule(clock() + settings.stalled_client_s)
     except TimeoutError:
         text = f"nothing came of the body for {settings.stalled_client_s:g} s"
-        raise ApiError(408, text, code="request_timeout", headers={"connection": "close"}) from None
+        raise ApiError(408, text, code="client_timeout", headers={"connection": "close"}) from None
 
 
 def parse_fields(body: bytes) -> Fields:

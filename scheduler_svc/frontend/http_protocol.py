@@ -54,7 +54,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._patience = None
         if self.cycle is None or self.cycle.response_complete:
             text = f"no whole request came within {self.stalled_client_s:g} s"
-            self._refuse(ApiError(408, text, code="request_timeout"))
+            self._refuse(ApiError(408, text, code="client_timeout"))
         else:  # the one before it is still being answered
             self._await_head()
 

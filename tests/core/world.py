@@ -152,10 +152,8 @@ class World:
         limits: KeyLimits | None = None,
         **params: Any,
     ) -> list[Stream]:
-        """Submit a request; a number for a prompt stands for that many tokens, different for each request.
-
-        It is a call of its own, unless its limits name one.
-        """
+        """Submit a request, a call of its own unless `limits` name one; a number for a prompt stands for that many tokens,
+        different for each request."""
         model = params.pop("model", "m")
         first = self._num_streams
         self._num_streams += n
