@@ -152,8 +152,7 @@ class World:
         limits: KeyLimits | None = None,
         **params: Any,
     ) -> list[Stream]:
-        """Submit a request, a call of its own unless `limits` name one; a number for a prompt stands for that many tokens,
-        different for each request."""
+        """Submit a request, a call of its own unless `limits` name one; a number as prompt: so many made-up tokens."""
         model = params.pop("model", "m")
         first = self._num_streams
         self._num_streams += n
