@@ -1,12 +1,13 @@
-# make setup | demo | serve | test | lint        serve takes PORT= and MODEL=
+# make setup | demo | serve | test | lint | audit        serve takes PORT= and MODEL=
 PYTHON ?= python3
 PORT ?= 8000
 MODEL ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
+AUDIT := .cache/audit
 
-.PHONY: setup demo serve test lint
+.PHONY: setup demo serve test lint audit
 
 setup: $(STAMP)
 
@@ -28,3 +29,11 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# pip-audit stands in an environment of its own: what it brings along is no part of what it looks at.
+audit: $(STAMP) $(AUDIT)/bin/pip-audit
+	$(RUN) -m deploy.audit $(AUDIT)/bin/pip-audit
+
+$(AUDIT)/bin/pip-audit:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -65,10 +65,17 @@ class ServiceSettings(BaseSettings):
                 text = item["msg"].removeprefix("Value error, ")
                 name = "-".join(str(part) for part in item["loc"]).replace("_", "-")
                 # What does not hold between settings has no name, and its input is all of them.
-                print(f"error: --{name}: {text} (got {item['input']!r})" if name else f"error: {text}", file=sys.stderr)
+                given = f" (got {item['input']!r})" if name and not cls._is_secret(item["loc"][0]) else ""
+                print(f"error: --{name}: {text}{given}" if name else f"error: {text}", file=sys.stderr)
         except (OSError, ValueError) as error:
             print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2)
+
+    @classmethod
+    def _is_secret(cls, name: int | str) -> bool:
+        """Whether a field's value must not be shown."""
+        field = cls.model_fields.get(str(name))
+        return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
 
 
 class _Table(TomlConfigSettingsSource):

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from common.curve import warn_if_exposed
 from common.settings import ServiceSettings
 from executor_svc.fake_model import DEFAULT_MODEL
 from executor_svc.sockets import Dialing, is_local, read_key
@@ -94,6 +95,7 @@ class ExecutorSettings(ServiceSettings):
         """How to reach the scheduler. Raises OSError and ValueError for key files that cannot be used."""
         if self.curve_server_key is None or self.curve_secret_key is None:
             return Dialing(self.scheduler, self.scheduler_timeout_s)
+        warn_if_exposed(self.curve_secret_key)
         return Dialing(
             self.scheduler,
             self.scheduler_timeout_s,

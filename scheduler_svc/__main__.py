@@ -9,6 +9,7 @@ import zmq
 
 from common.logs import configure_logs
 from scheduler_svc.batches.database import check_storage
+from scheduler_svc.keys import read_keys
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.supervisor import PortTaken, listen
@@ -21,6 +22,8 @@ def main() -> int:
     configure_logs("scheduler", settings.log_format, settings.log_level)
     try:
         check_storage(settings.batch_dir, settings.batch_database)
+        if settings.api_keys is not None:
+            read_keys(settings.api_keys)
         listener = listen(settings.host, settings.port)
         loop = CoreLoop(settings, listener)
     except PortTaken as error:

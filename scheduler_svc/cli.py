@@ -9,6 +9,8 @@ COMMANDS = {
     "simulate": ("scheduler_svc.simulator.cli", "compare scheduling settings on a trace, under a virtual clock"),
     "calibrate": ("scheduler_svc.simulator.calibrate", "fit the simulator's cost model to a plan log"),
     "replay": ("scheduler_svc.plan_log.replay", "run the core over a plan log again and compare every plan"),
+    "keys": ("scheduler_svc.keys.command", "make, list and revoke API keys"),
+    "curve": ("common.curve", "make the keys with which scheduler and executors meet over a network"),
     "trace": ("scheduler_svc.plan_log.trace", "turn a plan log into a trace for Perfetto or chrome://tracing"),
 }
 """Name -> (module with a `main(arguments, prog)` that returns an exit status, what it does)."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from common.addresses import is_loopback
 from common.settings import ServiceSettings
 from scheduler_svc.core import SchedulerConfig
 
@@ -23,6 +23,12 @@ class SchedulerSettings(ServiceSettings):
     host: str = Field("127.0.0.1", description="address of the REST API")
     port: int = Field(8000, ge=0, le=65535, description="port of the REST API; 0 takes a free one")
     frontends: int = Field(1, ge=1, le=64, description="frontend processes on the one listening socket")
+    api_keys: Path | None = Field(None, description="file of the API keys that clients need, see gilir keys")
+    api_key: SecretStr | None = Field(
+        None, description="one API key for all; rather in GILIR_API_KEY: other users of the machine see command lines"
+    )
+    open_metrics: bool = Field(False, description="answer /metrics without an API key")
+    allow_no_api_keys: bool = Field(False, description="serve beyond loopback without API keys")
     executor_bind: str = Field("tcp://127.0.0.1:5570", description="ZeroMQ address that executors dial")
     curve_secret_key: Path | None = Field(None, description="file with this service's CURVE secret key (for tcp)")
     curve_client_keys: Path | None = Field(None, description="folder of the executors' public key files")
@@ -46,7 +52,9 @@ class SchedulerSettings(ServiceSettings):
     target_itl_ms: float = Field(0, ge=0, description="prefill rides along while iterations stay within; 0: off")
     watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV blocks that admissions leave free")
     prefix_caching: bool = Field(True, description="reuse the KV of common prefixes")
-    isolate_tenants: bool = Field(False, description="share cached prefixes within a tenant only")
+    isolate_tenants: bool = Field(
+        False, description="share cached prefixes within a tenant only; with API keys that is the default"
+    )
     ageing_s: float = Field(30.0, ge=0, description="waiting that lifts a request by one priority class; 0: never")
     tenant_weights: dict[str, float] = Field(default_factory=dict, description="shares of tenants, for fair (JSON)")
     output_token_weight: float = Field(2.0, gt=0, description="a generated token beside a prompt token, for fair")
@@ -73,6 +81,7 @@ class SchedulerSettings(ServiceSettings):
     batch_max_file_mb: int = Field(200, ge=1, le=2048, description="largest file that may be uploaded")
     batch_max_in_flight: int = Field(16, ge=1, le=4096, description="sequences of batches that may run at a time")
     batch_model_wait_s: float = Field(600.0, ge=0, description="seconds that lines wait for a model that is not served")
+    max_bodies_mb: int = Field(256, ge=1, description="request bodies that a frontend holds at a time, all together")
     plan_log: Path | None = Field(None, description="folder for a log of every input and plan (holds prompts)")
     plan_log_segment_mb: int = Field(64, ge=1, description="size at which the plan log begins a new file")
     plan_log_segments: int = Field(8, ge=1, description="files of the plan log that are kept")
@@ -86,7 +95,9 @@ class SchedulerSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _belong_together(self) -> SchedulerSettings:
-        exposed = self.executor_bind.startswith("tcp://") and not _is_loopback(self.executor_bind)
+        self._close_the_door()
+        executor_host = urlsplit(self.executor_bind).hostname or ""
+        exposed = self.executor_bind.startswith("tcp://") and not is_loopback(executor_host)
         if exposed and self.curve_secret_key is None and not self.allow_insecure_bind:
             raise ValueError(
                 f"{self.executor_bind} is open to the network: give curve-secret-key, or allow-insecure-bind"
@@ -106,6 +117,20 @@ class SchedulerSettings(ServiceSettings):
     def serves_batches(self) -> bool:
         return self.batch_dir is not None or self.batch_database is not None
 
+    def _close_the_door(self) -> None:
+        """What hangs on API keys: who may listen without, and what holds with them."""
+        if self.api_keys is None and self.api_key is None:
+            if not (self.allow_no_api_keys or is_loopback(self.host)):
+                text = "opens the REST API to the network: give api-keys or api-key, or allow-no-api-keys"
+                raise ValueError(f"host {self.host} {text}")
+        elif "isolate_tenants" not in self.model_fields_set:
+            self.isolate_tenants = True
+        secret = "" if self.api_key is None else self.api_key.get_secret_value()
+        if self.api_key is not None and not (secret.isascii() and secret.isprintable() and secret.split() == [secret]):
+            raise ValueError("api-key must be printable ASCII characters without spaces")
+        if self.max_bodies_mb < self.max_body_mb:
+            raise ValueError("max-bodies-mb must be at least max-body-mb")
+
     def scheduler_config(self) -> SchedulerConfig:
         """The part that the core needs."""
         values: dict[str, Any] = {}
@@ -113,11 +138,3 @@ class SchedulerSettings(ServiceSettings):
             value = getattr(self, choice.name)
             values[choice.name] = type(choice.default)(value) if isinstance(choice.default, StrEnum) else value
         return SchedulerConfig(**values)
-
-
-def _is_loopback(address: str) -> bool:
-    host = urlsplit(address).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -10,6 +10,7 @@ import zmq
 import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
+from common.curve import warn_if_exposed
 from common.wire import MAX_MESSAGE_BYTES
 from scheduler_svc.settings import SchedulerSettings
 
@@ -57,6 +58,7 @@ def executor_socket(context: zmq.Context[zmq.Socket[bytes]], settings: Scheduler
         public, secret = zmq.auth.load_certificate(settings.curve_secret_key)
         if secret is None:
             raise ValueError(f"{settings.curve_secret_key} holds no secret key")
+        warn_if_exposed(settings.curve_secret_key)
         socket.curve_server, socket.curve_publickey, socket.curve_secretkey = True, public, secret
     if settings.executor_bind.startswith("ipc://"):
         Path(settings.executor_bind.removeprefix("ipc://")).parent.mkdir(parents=True, exist_ok=True)

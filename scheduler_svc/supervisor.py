@@ -74,27 +74,37 @@ class Supervisor:
 
     def _command(self, child: _Child) -> list[str]:
         settings = self._settings
-        return [
+        command = [
             *(sys.executable, "-m", child.module, "--core", self._core_address, "--name", child.name, *child.flags),
-            *("--grace-s", str(settings.grace_s), "--max-body-mb", str(settings.max_body_mb)),
+            *("--grace-s", str(settings.grace_s)),
+            *("--max-body-mb", str(settings.max_body_mb), "--max-bodies-mb", str(settings.max_bodies_mb)),
             *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
-            *(() if settings.batch_dir is None else ("--batch-dir", str(settings.batch_dir))),
             *("--log-format", settings.log_format, "--log-level", settings.log_level),
+            "--open-metrics" if settings.open_metrics else "--no-open-metrics",
         ]
+        if settings.batch_dir is not None:
+            command += ["--batch-dir", str(settings.batch_dir)]
+        if settings.api_keys is not None:
+            command += ["--api-keys", str(settings.api_keys)]
+        return command
+
+    def _environment(self) -> dict[str, str]:
+        """Ours, with what is secret: a command line can be read by every user of the machine."""
+        environment = dict(os.environ)
+        if self._settings.api_key is not None:
+            environment["GILIR_API_KEY"] = self._settings.api_key.get_secret_value()
+        if self._settings.batch_database is not None:
+            environment["GILIR_BATCH_DATABASE"] = self._settings.batch_database
+        return environment
 
     def _spawn(self, child: _Child, now: float) -> None:
-        fd = self._listener.fileno()
-        environment = dict(os.environ)
-        if self._settings.batch_database is not None:
-            # It may hold a password, and everyone on the machine can read a command line.
-            environment["GILIR_BATCH_DATABASE"] = self._settings.batch_database
         # A session of its own: Ctrl-C reaches the core alone, which then ends its children in order.
         child.started_at, child.heard_at = now, None
         try:
             child.process = subprocess.Popen(
                 self._command(child),
-                env=environment,
-                pass_fds=[fd] if "--fd" in child.flags else [],
+                env=self._environment(),
+                pass_fds=[self._listener.fileno()] if "--fd" in child.flags else [],
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )

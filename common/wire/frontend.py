@@ -67,6 +67,8 @@ class EndReason(IntEnum):
     """The service is stopping: HTTP 503."""
     TIMEOUT = 10
     """It was not done within the time that the request gave: HTTP 504."""
+    OVER_LIMIT = 11
+    """Its API key has used up what it may: HTTP 429."""
 
 
 class Retention(IntEnum):
@@ -85,6 +87,21 @@ class FrontendHello(Message):
     """A frontend process is up; whatever an earlier one under its name had running is aborted."""
 
     name: Annotated[str, NAME]
+
+
+@message(kind=-8)
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyLimits(Message):
+    """What the API key of a request may use. 0: as much as there is."""
+
+    key: Annotated[str, NAME] = ""
+    """Its id, not the key itself; empty: nothing is counted."""
+    max_concurrent: Annotated[int, COUNT] = 0
+    """API calls at a time, whatever the number of their prompts and sequences."""
+    tokens_per_minute: Annotated[int, COUNT] = 0
+    """Prompt tokens and generated ones together."""
+    call: Annotated[int, U32] = 0
+    """The first stream of the API call, which may consist of several requests."""
 
 
 @message(kind=21)
@@ -112,6 +129,7 @@ class Submit(Message):
     """From arrival: when the answer is wanted, for the `deadline` discipline; 0: the configured default."""
     timeout_ms: Annotated[int, COUNT] = 0
     """From arrival: when it ends with `TIMEOUT` if it is not over; 0: the configured default."""
+    limits: Annotated[KeyLimits, Part(KeyLimits)] = field(default_factory=KeyLimits)
 
     def check(self, path: str) -> None:
         if not len(self.prompt):
@@ -135,6 +153,8 @@ class Inquiry(Message):
 
     number: Annotated[int, U32]
     request_id: Annotated[str, NAME]
+    tenant: Annotated[str, NAME] = ""
+    """Who asks, and is told of this tenant's requests alone; empty: of all."""
 
 
 @message(kind=24)
@@ -182,7 +202,7 @@ class Ended(Message):
     """A stream is over. Comes after the `Tokens` that hold its last token."""
 
     stream: Annotated[int, U32]
-    reason: Annotated[int, Int(1, 10)]
+    reason: Annotated[int, Int(1, 11)]
     """An `EndReason`."""
     cached_tokens: Annotated[int, COUNT] = 0
     """Prompt tokens that its first admission found in the prefix cache."""

@@ -13,9 +13,10 @@ from starlette.requests import Request
 
 from scheduler_svc.batches.database import Database, StorageError, open_database
 from scheduler_svc.batches.store import Store
+from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.errors import ApiError, unavailable
 from scheduler_svc.frontend.frontend import frontend_of
-from scheduler_svc.frontend.scheduling import header_tenant
+from scheduler_svc.frontend.scheduling import tenant_of as request_tenant
 from scheduler_svc.metrics import metric_key
 
 log = structlog.get_logger()
@@ -52,7 +53,7 @@ def open_thread(folder: Path | None, url: str | None) -> StoreThread | None:
 
 def tenant_of(request: Request) -> str:
     """Whose files and batches a request is about: it sees no others."""
-    return header_tenant(request) or ""
+    return request_tenant(request, key_of(request)) or ""
 
 
 async def ask(request: Request, work: Callable[Concatenate[Store, P], T], *arguments: P.args, **named: P.kwargs) -> T:

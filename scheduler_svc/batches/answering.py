@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from scheduler_svc.batches.records import BatchRecord
 from scheduler_svc.frontend import chat, completions
 from scheduler_svc.frontend.call import Call
+from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.scheduling import BATCH_PRIORITY, MAX_TIMEOUT_S, TimeLimit
@@ -19,7 +21,7 @@ PREPARE: dict[str, Prepare] = {
 
 
 async def answer_request(
-    frontend: Frontend, endpoint: str, body: Fields, request_id: str, tenant: str, left_s: float
+    frontend: Frontend, record: BatchRecord, body: Fields, request_id: str, left_s: float
 ) -> dict[str, Any]:
     """The answer's body. Raises `ApiError`. Cancelled, it aborts its sequences in the core.
 
@@ -27,13 +29,16 @@ async def answer_request(
     """
     limit = TimeLimit(min(left_s, MAX_TIMEOUT_S))
     frontend.admit()
-    generation = frontend.link.generation()
+    key = frontend.keys.named(record.key_id)
+    if key is None:
+        raise ApiError(401, "The API key that made the batch is not valid any more.", code="invalid_api_key")
+    generation = frontend.link.generation(key)
     try:
-        task = await PREPARE[endpoint](frontend, body, generation, request_id)
+        task = await PREPARE[record.endpoint](frontend, body, generation, request_id)
         generation.check()
         # Whatever class the line asks for: it fills seats that nobody else wants.
         scheduling = replace(task.parameters.scheduling, priority=BATCH_PRIORITY)
         task = replace(task, parameters=replace(task.parameters, scheduling=scheduling))
-        return await Call(task, generation, frontend.link, limit, tenant or None).collect()
+        return await Call(task, generation, frontend.link, limit, record.tenant or None).collect()
     finally:
         generation.close()

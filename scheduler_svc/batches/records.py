@@ -107,6 +107,8 @@ class BatchRecord:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    key_id: str = ""
+    """The API key that its lines run under; empty where none was asked for."""
 
     @classmethod
     def from_row(cls, row: tuple[Any, ...]) -> Self:

@@ -16,13 +16,14 @@ from scheduler_svc.batches.input import ENDPOINTS
 from scheduler_svc.batches.records import BatchRecord, Status, new_id
 from scheduler_svc.batches.store import CannotCancel, Store
 from scheduler_svc.batches.upload import read_expiry
+from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.body import parse_fields, read_body
 from scheduler_svc.frontend.errors import ApiError, invalid
 from scheduler_svc.frontend.fields import Fields, show
+from scheduler_svc.frontend.frontend import frontend_of
 
 router = APIRouter()
 
-MAX_BODY_BYTES = 64 << 10
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 MAX_WINDOW_S = 30 * 86_400
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
@@ -34,7 +35,9 @@ _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 async def create_batch(request: Request) -> Response:
     """Begin a batch; its input is checked later, by the runner."""
     admit_change(request)
-    fields = parse_fields(await read_body(request, MAX_BODY_BYTES))
+    frontend = frontend_of(request)
+    with frontend.bodies.hold() as held:
+        fields = parse_fields(await read_body(request, held, frontend.settings))
     endpoint = fields.text("endpoint", None, 100)
     if endpoint not in ENDPOINTS:
         raise invalid("endpoint", f"endpoint: must be one of {', '.join(ENDPOINTS)}, got {show(endpoint)}")
@@ -64,6 +67,7 @@ async def create_batch(request: Request) -> Response:
         error_file_id=None,
         created_at=now,
         expires_at=now + window_s,
+        key_id=key_of(request).id,
     )
     await ask(request, Store.create, batch)
     return answer(batch.describe())

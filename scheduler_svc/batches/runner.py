@@ -221,7 +221,7 @@ class Runner:
     async def _answer(self, record: BatchRecord, body: Fields, request_id: str) -> dict[str, Any]:
         try:
             left_s = record.expires_at - time.time()
-            return await answer_request(self._frontend, record.endpoint, body, request_id, record.tenant, left_s)
+            return await answer_request(self._frontend, record, body, request_id, left_s)
         except ApiError as error:
             # Its executors may be about to attach, as after a restart, or be swapped for another model's.
             if error.code == "model_not_found" and self._models.may_come(str(body.raw("model")), time.monotonic()):

@@ -22,7 +22,7 @@ _TABLES = (
         completed_at BIGINT, failed_at BIGINT, expired_at BIGINT, cancelling_at BIGINT, cancelled_at BIGINT,
         total BIGINT NOT NULL DEFAULT 0, completed BIGINT NOT NULL DEFAULT 0, failed BIGINT NOT NULL DEFAULT 0,
         prompt_tokens BIGINT NOT NULL DEFAULT 0, cached_tokens BIGINT NOT NULL DEFAULT 0,
-        completion_tokens BIGINT NOT NULL DEFAULT 0)""",
+        completion_tokens BIGINT NOT NULL DEFAULT 0, key_id TEXT NOT NULL DEFAULT '')""",
     "CREATE INDEX IF NOT EXISTS batches_status ON batches (status)",
     # place and length: of the line in the input file, in bytes. outcome: NULL until it is done. result: the line that
     # the output or error file has for it.

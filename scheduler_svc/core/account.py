@@ -14,7 +14,8 @@ MAX_SEQUENCES = 256
 
 def account_of(scheduler: Scheduler, inquiry: Inquiry, now: float) -> Account:
     """Where the live sequences of a request stand; none when it has ended or never was."""
-    group = list(islice(scheduler.by_request.get(inquiry.request_id, {}).values(), MAX_SEQUENCES))
+    known = scheduler.by_request.get(inquiry.request_id, {}).values()
+    group = list(islice((s for s in known if inquiry.tenant in ("", s.tenant)), MAX_SEQUENCES))
     model = group[0].model if group else ""
     waiting = len(scheduler.queues[model]) if group else 0
     return Account(inquiry.number, model, waiting, tuple(_sequence(scheduler, s, now) for s in group))

@@ -24,6 +24,11 @@ class Applied:
     first_tokens: list[Sequence]
     """Sequences that got the first token of their answer."""
 
+    @property
+    def wanted_slots(self) -> NDArray[np.int64]:
+        """Slots whose token somebody reads."""
+        return self.slots if self.wanted is None else self.slots[self.wanted]
+
 
 def apply_result(lane: Lane, result: Result) -> tuple[InFlight, Applied]:
     """Advance the lane by the acknowledged iteration; finished sequences still hold their slots when this returns.

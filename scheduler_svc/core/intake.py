@@ -53,9 +53,9 @@ def overload(
 
 
 def sequences_of(
-    owner: int, request: Submit, first_number: int, now: float, config: SchedulerConfig
+    owner: int, request: Submit, first_number: int, now: float, config: SchedulerConfig, key_row: int
 ) -> Iterator[Sequence]:
-    """The `n` sequences of a request, numbered from `first_number`."""
+    """The `n` sequences of a request, numbered from `first_number`; `key_row` is its API key's."""
     prompt = np.array(request.prompt, np.int32)
     deadline = now + (request.deadline_ms / 1000 or config.default_deadline_s)
     timeout_s = request.timeout_ms / 1000 or config.request_timeout_s or math.inf
@@ -82,4 +82,6 @@ def sequences_of(
             tenant=request.tenant,
             salt=root,
             retention=Retention(request.retention),
+            key_row=key_row,
+            call=request.limits.call,
         )

@@ -107,6 +107,8 @@ class Lane:
         """Of its full blocks, those that were offered to the prefix index or came from it."""
         self.tenant = np.zeros(self.seats, np.int32)
         """Numbers from `FairShare.index`, under `fair`."""
+        self.key_row = np.zeros(self.seats, np.int32)
+        """See `Sequence.key_row`."""
         self.owner = np.zeros(self.seats, np.int32)
         self.stream = np.zeros(self.seats, np.uint32)
         self.last_token_at = np.zeros(self.seats, np.float64)
@@ -185,6 +187,7 @@ class Lane:
         self.max_length[slot] = min(sequence.max_length, self.model.max_model_len)
         self.predicted_length[slot] = predicted_length
         self.owner[slot], self.stream[slot] = sequence.owner, sequence.stream
+        self.key_row[slot] = sequence.key_row
         self.last_token_at[slot] = sequence.last_token_at
         self.prefilling.append(sequence)
         self.changes.new.append(

@@ -14,13 +14,15 @@ from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, R
 from common.wire.codec import Message
 from scheduler_svc.core.applier import Applied, apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
-from scheduler_svc.core.config import Prefill, SchedulerConfig
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.drain_rate import DrainRate
 from scheduler_svc.core.intake import misfit, overload, sequences_of
+from scheduler_svc.core.key_usage import KeyUsage
 from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.planner import Planner
+from scheduler_svc.core.reasons import why_aside
 from scheduler_svc.core.reporting import prompt_scores, token_messages
 from scheduler_svc.core.seating import Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
@@ -48,6 +50,7 @@ class Scheduler:
         """Every accepted sequence that has not ended, by (frontend, stream)."""
         self.by_request: dict[str, dict[int, Sequence]] = {}
         """The same, by request id, then number; clients may use one id for many requests."""
+        self.key_usage = KeyUsage()
         self._vacant_since: dict[str, float] = {}
         """Since when a known model has had no lane."""
         self._num_submitted = 0
@@ -64,7 +67,8 @@ class Scheduler:
             self.refuse(owner, request, refusal)
             return
         queue = self.queues[request.model]
-        for sequence in sequences_of(owner, request, self._num_submitted, now, self.config):
+        key_row = self.key_usage.begin(owner, request, now)
+        for sequence in sequences_of(owner, request, self._num_submitted, now, self.config, key_row):
             self._num_submitted += 1
             self.live[owner, sequence.stream] = sequence
             self.by_request.setdefault(request.request_id, {})[sequence.number] = sequence
@@ -89,7 +93,7 @@ class Scheduler:
         if refusal is not None:
             return refusal
         text = misfit(request, self.models[request.model], self.kv_capacity[request.model])
-        return Ended(0, EndReason.REJECTED, message=text) if text else None
+        return Ended(0, EndReason.REJECTED, message=text) if text else self.key_usage.refusal(owner, request, now)
 
     def abort(self, owner: int, streams: Iterable[int], now: float) -> None:
         """Drop these streams. Unknown and ended ones are passed over."""
@@ -127,6 +131,7 @@ class Scheduler:
             lane.release(sequence, State.FINISHED)
         queue.end(sequence)
         self._timeouts.forget(sequence)
+        self.key_usage.end(sequence)
         del self.live[sequence.owner, sequence.stream]
         siblings = self.by_request[sequence.request_id]
         del siblings[sequence.number]
@@ -341,24 +346,14 @@ class Scheduler:
         queue.token_s = lane.pace.mean_s
         if queue.share is not None and len(applied.slots):
             queue.share.charge_generated(lane.tenant[applied.slots])
+        self.key_usage.charge_generated(lane.key_row[applied.wanted_slots], now)
 
     # --- questions ---
 
     def why(self, sequence: Sequence) -> WaitReason:
         """Why a live sequence is not in an iteration now; NONE when it is, or when none is in flight."""
         if sequence.lane is not None:
-            flight = sequence.lane.in_flight
-            if flight is None:
-                return WaitReason.NONE
-            if sequence.prefilling:
-                planned = any(member is sequence for member, _ in flight.prefills)
-                if planned:
-                    return WaitReason.NONE
-                # Where phases are separate it may be the turn of the decodes.
-                is_apart = self.config.prefill is Prefill.SEPARATE and not flight.prefills
-                return WaitReason.POLICY if is_apart else WaitReason.TOKEN_BUDGET
-            # Only where phases are separate a decode stands aside.
-            return WaitReason.NONE if len(flight.decodes) else WaitReason.POLICY
+            return why_aside(sequence.lane, sequence)
         return self.queues[sequence.model].clock.why(sequence)
 
     def waiting_by_reason(self) -> Counter[WaitReason]:
@@ -381,6 +376,7 @@ class Scheduler:
         assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"
         assert {id(s) for group in self.by_request.values() for s in group.values()} == live
         assert len(self._timeouts) == sum(s.ends_at < math.inf for s in self.live.values())
+        self.key_usage.check_invariants(self.live.values())
         for lane in self.lanes.values():
             swapped = [s.swapped for s in waiting if s.swapped is not None and s.swapped.lane is lane]
             lane.host.check_invariants([kv.blocks for kv in swapped])

@@ -72,6 +72,10 @@ class Sequence:
     salt: bytes = b""
     """Root of its hash chain: prefixes are shared among sequences with the same one."""
     retention: Retention = Retention.NORMAL
+    key_row: int = 0
+    """Its API key's row in `KeyUsage`; 0: none."""
+    call: int = 0
+    """Its frontend's number for the API call that it belongs to."""
     deadline: float = math.inf
     ends_at: float = math.inf
     """When it ends with an error, unless it is over before."""

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from common.wire import Account, SequenceAccount
+from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.errors import ApiError, unavailable
 from scheduler_svc.frontend.frontend import frontend_of
 from scheduler_svc.frontend.serving import REQUEST_ID
@@ -23,12 +24,15 @@ PREFIXES = (ChatShape.id_prefix, CompletionShape.id_prefix)
 
 @router.get(ROUTE)
 async def tell_request(request: Request, request_id: str) -> Response:
-    """The request's account; 404 once it has ended, 503 when the core does not answer within two seconds."""
+    """The request's account; 404 once it has ended, 503 when the core does not answer within two seconds.
+
+    Who has a key is told of the requests of its tenant alone.
+    """
     frontend = frontend_of(request)
     if not frontend.live:
         raise unavailable("the scheduler does not answer", "no_scheduler")
     for name in _names(request_id):
-        account = await frontend.link.inquiries.ask(name)
+        account = await frontend.link.inquiries.ask(name, key_of(request).tenant)
         if account.sequences:
             return Response(orjson.dumps(_describe(request_id, account)), media_type="application/json")
     shown = request_id if len(request_id) <= 100 else request_id[:100] + "…"

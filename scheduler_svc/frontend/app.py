@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from scheduler_svc.batches import file_routes, routes
 from scheduler_svc.batches.access import StoreThread, open_thread
 from scheduler_svc.frontend import accounts, chat, completions, health, tokenization
+from scheduler_svc.frontend.auth import KeyCheck
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.serving import REQUEST_ID
@@ -55,7 +56,8 @@ def create_app(settings: FrontendSettings) -> FastAPI:
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(ClientGone, _answer_client_gone)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    app.add_middleware(RequestFrame)
+    app.add_middleware(KeyCheck, ring=frontend.keys, open_metrics=settings.open_metrics)
+    app.add_middleware(RequestFrame)  # the outermost: it logs what the other refuses, too
     return app
 
 

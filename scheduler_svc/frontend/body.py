@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
+from scheduler_svc.frontend.body_budget import HeldBody
 from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
 from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.frontend.settings import FrontendSettings
 
 _NOT_FINITE = re.compile(rb"NaN|Infinity|\d[eE]\+?\d{3,}")
 MAX_COMMAS = 1 << 21
@@ -21,24 +24,35 @@ _SEARCH_LIMIT = 1 << 17
 """Longer bodies that do not parse are not searched for the parameter that holds a NaN."""
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises `ApiError` 413 as soon as it is known to be too large, `ClientGone` on a disconnect."""
+async def read_body(request: Request, held: HeldBody, settings: FrontendSettings) -> bytes:
+    """The whole body. Raises `ApiError` 413 as soon as it is known to be too large, 503 when there is no room for it
+    beside those of others, 408 when it stops coming, and `ClientGone` on a disconnect.
+    """
+    max_bytes = settings.max_body_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+    clock = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(settings.stalled_client_s) as limit:
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part = message.get("body", b"")
+                size += len(part)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                held.grow(len(part))
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+                limit.reschedule(clock() + settings.stalled_client_s)
+    except TimeoutError:
+        text = f"nothing came of the body for {settings.stalled_client_s:g} s"
+        raise ApiError(408, text, code="client_timeout", headers={"connection": "close"}) from None
 
 
 def parse_fields(body: bytes) -> Fields:

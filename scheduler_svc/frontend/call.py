@@ -55,7 +55,7 @@ class Call:
     # --- start ---
 
     def _submit(self, link: CoreLink, prompt: Prompt, place: int) -> None:
-        task, parameters = self.task, self.task.parameters
+        task, parameters, key = self.task, self.task.parameters, self.generation.key
         sampling, scheduling = task.samplings[place], parameters.scheduling
         first = len(self._outputs)
         request = Submit(
@@ -65,12 +65,13 @@ class Call:
             model=task.model.name,
             prompt=prompt.ids,
             params=sampling,
-            priority=scheduling.priority,
+            priority=max(scheduling.priority, key.best_priority),
             tenant=self._tenant or scheduling.tenant,
             salt=scheduling.salt,
             retention=scheduling.retention,
             deadline_ms=scheduling.deadline_ms,
             timeout_ms=self._timeout_ms,
+            limits=key.limits(),
         )
         link.submit(self.generation, request, first)
         ids = prompt.ids.tolist()

@@ -32,7 +32,7 @@ async def create_chat_completion(request: Request) -> Response:
 async def prepare(frontend: Frontend, fields: Fields, generation: Generation, request_id: str) -> Task:
     """Check a request, render its messages and tokenize them."""
     refuse_unsupported(fields, CHAT)
-    model = frontend.models.find(fields.text("model", None, 1 << 20))
+    model = frontend.models.find(fields.text("model", None, 1 << 20), generation.key)
     parameters = read_parameters(fields, model, max_tokens_names=("max_completion_tokens", "max_tokens"))
     check_streams(parameters, 1, frontend.settings.max_streams_per_request)
     wanted = fields.boolean("logprobs", False)

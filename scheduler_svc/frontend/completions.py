@@ -33,7 +33,7 @@ async def create_completion(request: Request) -> Response:
 async def prepare(frontend: Frontend, fields: Fields, generation: Generation, request_id: str) -> Task:
     """Check a request and tokenize its prompts."""
     refuse_unsupported(fields, COMPLETIONS)
-    model = frontend.models.find(fields.text("model", None, 1 << 20))
+    model = frontend.models.find(fields.text("model", None, 1 << 20), generation.key)
     parameters = read_parameters(fields, model, max_tokens_names=("max_tokens",))
     refuse_best_of(fields, parameters.n)
     top = fields.integer("logprobs", None, 0, MAX_LOGPROBS)

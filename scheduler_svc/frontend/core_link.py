@@ -32,6 +32,7 @@ from common.wire import (
 from scheduler_svc.frontend.errors import unavailable
 from scheduler_svc.frontend.inquiries import Inquiries
 from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Scores, Stream
+from scheduler_svc.keys import ANYBODY, ApiKey
 
 log = structlog.get_logger()
 
@@ -117,9 +118,9 @@ class CoreLink:
 
     # --- requests ---
 
-    def generation(self) -> Generation:
+    def generation(self, key: ApiKey = ANYBODY) -> Generation:
         """A request without streams yet. Its `close` must be called in the end."""
-        generation = Generation(self._abort, self.generations.discard)
+        generation = Generation(self._abort, self.generations.discard, key)
         self.generations.add(generation)
         return generation
 
@@ -134,7 +135,10 @@ class CoreLink:
             stream = Stream(generation, first + i, first_choice + i, scored, board)
             self._streams[first + i] = stream
             generation.streams.append(stream)
-        if not self._send(replace(request, first_stream=first)):
+        limits = request.limits
+        if limits.key:
+            limits = replace(limits, call=generation.streams[0].number)
+        if not self._send(replace(request, first_stream=first, limits=limits)):
             raise unavailable("the scheduler does not keep up")
 
     def _take_numbers(self, n: int) -> int:

@@ -70,6 +70,10 @@ def from_ending(ended: Ended) -> ApiError:
             message = text or "the queue is full"
             headers = {"retry-after": str(wait)}
             return ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
+        case EndReason.OVER_LIMIT:
+            wait = max(1, ended.retry_after_s)
+            headers = {"retry-after": str(wait)}
+            return ApiError(429, text, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
         case EndReason.NO_EXECUTOR:
             return unavailable(text or "no executor serves the model", "no_executor", ended.retry_after_s or None)
         case EndReason.SHUTDOWN:

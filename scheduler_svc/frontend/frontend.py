@@ -9,8 +9,10 @@ import structlog
 from starlette.requests import Request
 
 from common.wire import Serving
+from scheduler_svc.frontend.body_budget import BodyBudget
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.errors import unavailable
+from scheduler_svc.frontend.key_ring import KeyRing
 from scheduler_svc.frontend.models import Models
 from scheduler_svc.frontend.settings import FrontendSettings
 
@@ -26,6 +28,9 @@ class Frontend:
         self.settings = settings
         self.pool = ThreadPoolExecutor(settings.tokenizer_threads, "tokenizer")
         self.models = Models(self.pool)
+        self.bodies = BodyBudget(settings.max_bodies_mb << 20)
+        secret = settings.api_key
+        self.keys = KeyRing(settings.api_keys, None if secret is None else secret.get_secret_value())
         self.link = CoreLink(
             settings.core, settings.name, self._take_serving, settings.core_timeout_s, settings.core_lost_s
         )

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.batches.access import line_gauges
+from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.exposition import registry_of
 from scheduler_svc.frontend.frontend import frontend_of
 
@@ -50,12 +51,13 @@ async def tell_version() -> Response:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    return _json({"object": "list", "data": [model.describe() for model in frontend_of(request).models]})
+    models = frontend_of(request).models.open_to(key_of(request))
+    return _json({"object": "list", "data": [model.describe() for model in models]})
 
 
 @router.get("/v1/models/{name:path}")
 async def tell_model(request: Request, name: str) -> Response:
-    return _json(frontend_of(request).models.find(name).describe())
+    return _json(frontend_of(request).models.find(name, key_of(request)).describe())
 
 
 @router.get("/metrics")

@@ -24,8 +24,11 @@ class Inquiries:
     def __len__(self) -> int:
         return len(self._pending)
 
-    async def ask(self, request_id: str) -> Account:
-        """What the core says of a request. Raises `ApiError` 503 when it does not say anything in time."""
+    async def ask(self, request_id: str, tenant: str = "") -> Account:
+        """What the core says of a request, of this tenant where one is given.
+
+        Raises `ApiError` 503 when it does not say anything in time.
+        """
         if len(self._pending) >= MAX_PENDING:
             raise unavailable("too many questions at a time", "busy", retry_after_s=1)
         # Far more numbers than pending questions: none comes again while it is awaited.
@@ -33,7 +36,7 @@ class Inquiries:
         answer = asyncio.get_running_loop().create_future()
         self._pending[number] = answer
         try:
-            if not self._send(Inquiry(number, request_id)):
+            if not self._send(Inquiry(number, request_id, tenant)):
                 raise unavailable("the scheduler does not keep up")
             return await asyncio.wait_for(answer, TIMEOUT_S)
         except TimeoutError:

@@ -16,6 +16,7 @@ from scheduler_svc.frontend.chat_template import ChatTemplate, template_source
 from scheduler_svc.frontend.errors import ApiError, invalid, unavailable
 from scheduler_svc.frontend.no_tokenizer import NoTokenizer
 from scheduler_svc.frontend.tokenizer import Tokenizer, TokenizerError
+from scheduler_svc.keys import ANYBODY, ApiKey
 
 log = structlog.get_logger()
 
@@ -84,16 +85,21 @@ class Models:
     def __len__(self) -> int:
         return len(self._served)
 
-    def find(self, name: str | None) -> ServedModel:
-        """The named model; without a name, the only one. Raises `ApiError`."""
+    def open_to(self, key: ApiKey) -> list[ServedModel]:
+        """Those that a key may use."""
+        return [model for model in self if key.allows(model.name)]
+
+    def find(self, name: str | None, key: ApiKey = ANYBODY) -> ServedModel:
+        """The named model; without a name, the only one that the key may use. Raises `ApiError`."""
         if not self._served:
             raise unavailable("no model is served now: no executor is attached", "no_model")
         if not name:
-            if len(self._served) == 1:
-                return next(iter(self._served.values()))
+            models = self.open_to(key)
+            if len(models) == 1:
+                return models[0]
             raise invalid("model", "model: is required, as several are served; GET /v1/models lists them")
         model = self._served.get(name)
-        if model is None:
+        if model is None or not key.allows(name):
             shown = name if len(name) <= 100 else name[:100] + "…"
             text = f"The model {shown!r} does not exist. GET /v1/models lists those that do."
             raise ApiError(404, text, param="model", code="model_not_found")

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from common.wire import Retention
 from scheduler_svc.frontend.errors import invalid, timed_out
 from scheduler_svc.frontend.fields import Fields, show
+from scheduler_svc.keys import ApiKey
 
 TENANT_HEADER = "X-Tenant"
 TIMEOUT_HEADER = "X-Request-Timeout"
@@ -54,11 +55,19 @@ def read_scheduling(fields: Fields) -> Scheduling:
     )
 
 
-def header_tenant(request: Request) -> str | None:
-    """The tenant that the header names, if it is there. Raises `ApiError` 400 unless it is there once and well formed.
+def tenant_of(request: Request, key: ApiKey) -> str | None:
+    """The tenant whatever the body says: the key's, or the one that the header names; None where neither tells one.
 
-    It goes before the body's `user`: a gateway sets it, while `user` is the end user that the tenant itself names.
+    They go before the body's `user`: a gateway sets the header, while `user` is the end user that the tenant itself
+    names. Raises `ApiError` 400 for a header that is not there once, is not well formed, or is not the key's tenant.
     """
+    named = _header_tenant(request)
+    if key.tenant and named not in (None, key.tenant):
+        raise invalid(TENANT_HEADER, f"{TENANT_HEADER}: is not the tenant of this API key")
+    return key.tenant or named
+
+
+def _header_tenant(request: Request) -> str | None:
     named = request.headers.getlist(TENANT_HEADER)
     if not named:
         return None

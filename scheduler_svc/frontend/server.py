@@ -8,15 +8,14 @@ import math
 import os
 import signal
 import socket
-import struct
 from collections.abc import Iterator
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from scheduler_svc.frontend.frontend import Frontend
+from scheduler_svc.frontend.http_protocol import HttpProtocol
 
 log = structlog.get_logger()
 
@@ -25,54 +24,6 @@ FLUSH_S = 1
 TURN_S = 0.05
 MAX_UNSENT_BYTES = 128 << 10
 """What the system takes of an answer before the client has room for it."""
-
-
-class HttpProtocol(HttpToolsProtocol):
-    """Breaks connections whose clients do not read what is sent, and lets the application do so."""
-
-    stalled_client_s = 60.0
-    _stall: asyncio.TimerHandle | None = None
-    _unread = 0
-    """Bytes in the write buffer when the stall was looked at last."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["gilir.cut_off"] = self.cut_off  # type: ignore[typeddict-unknown-key]
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_stall()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._forget_stall()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._forget_stall()
-
-    def _forget_stall(self) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
-
-    def _watch_stall(self) -> None:
-        self._unread = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(self.stalled_client_s, self._check_stall)
-
-    def _check_stall(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unread:
-            self._watch_stall()
-            return
-        log.warning("a client does not read: cut off", unread_bytes=self._unread)
-        self.cut_off()
-
-    def cut_off(self) -> None:
-        """Break the connection, and drop what the system still holds for it."""
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
 
 
 class Server(uvicorn.Server):

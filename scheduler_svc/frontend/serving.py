@@ -9,7 +9,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.body import parse_fields, read_body
+from scheduler_svc.frontend.body_budget import HeldBody
 from scheduler_svc.frontend.call import Call, Task
 from scheduler_svc.frontend.client import ClientWatch
 from scheduler_svc.frontend.errors import ApiError, invalid
@@ -17,7 +19,7 @@ from scheduler_svc.frontend.event_stream import EventStream
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.parameters import Parameters
-from scheduler_svc.frontend.scheduling import header_tenant, header_time_limit
+from scheduler_svc.frontend.scheduling import TimeLimit, header_time_limit, tenant_of
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation
 
@@ -35,9 +37,16 @@ async def serve(request: Request, prepare: Prepare) -> Response:
     frontend = frontend_of(request)
     frontend.admit()
     limit = header_time_limit(request)
-    fields = parse_fields(await read_body(request, frontend.settings.max_body_bytes))
-    tenant = header_tenant(request)
-    generation = frontend.link.generation()
+    with frontend.bodies.hold() as held:
+        fields = parse_fields(await read_body(request, held, frontend.settings))
+        return await _serve(request, prepare, fields, held, limit)
+
+
+async def _serve(request: Request, prepare: Prepare, fields: Fields, held: HeldBody, limit: TimeLimit) -> Response:
+    """As `serve`, from the fields on; they are dropped, and what is held for them, when there is a task."""
+    frontend, key = frontend_of(request), key_of(request)
+    tenant = tenant_of(request, key)
+    generation = frontend.link.generation(key)
     watch = ClientWatch(request.receive, generation.leave)
     call: Call | None = None
     streaming = False
@@ -50,6 +59,8 @@ async def serve(request: Request, prepare: Prepare) -> Response:
 
     try:
         task = await prepare(frontend, fields, generation, _request_id(request, fields))
+        del fields
+        held.release()
         generation.check()
         frontend.admit()
         call = Call(task, generation, frontend.link, limit, tenant)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, SecretStr, model_validator
 
+from common.addresses import is_loopback
 from common.settings import ServiceSettings
 
 
@@ -22,6 +23,11 @@ class FrontendSettings(ServiceSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     grace_s: float = Field(8.0, ge=0, description="seconds that open requests get at SIGTERM")
     max_body_mb: int = Field(32, ge=1, le=256, description="largest request body")
+    max_bodies_mb: int = Field(256, ge=1, description="request bodies held at a time, all together")
+    api_keys: Path | None = Field(None, description="file of the API keys that clients need")
+    api_key: SecretStr | None = Field(None, description="one API key that clients need")
+    open_metrics: bool = Field(False, description="answer /metrics without an API key")
+    allow_no_api_keys: bool = Field(False, description="listen beyond loopback without API keys")
     max_streams_per_request: int = Field(
         512, ge=1, le=4096, description="most sequences (prompts times n) of a request"
     )
@@ -31,13 +37,23 @@ class FrontendSettings(ServiceSettings):
     )
     max_unsent_tokens: int = Field(2048, ge=16, description="tokens a slow reader may fall behind before it is dropped")
     stalled_client_s: float = Field(
-        60.0, gt=0, description="seconds one write to a client may take before it is dropped"
+        60.0, gt=0, description="seconds that a client may take for the next bytes, either way, before it is dropped"
     )
     tokenizer_threads: int = Field(2, ge=1, le=64, description="threads for long prompts and large chats")
 
     batch_dir: Path | None = Field(None, description="folder of files and batches; none: they are off")
     batch_database: str | None = Field(None, description="postgresql://… instead, for files and batches")
     batch_max_file_mb: int = Field(200, ge=1, le=2048, description="largest file that may be uploaded")
+
+    @model_validator(mode="after")
+    def _no_open_door(self) -> FrontendSettings:
+        keys = self.api_keys is not None or self.api_key is not None
+        # An inherited socket was judged by who bound it.
+        if self.fd is None and not (keys or self.allow_no_api_keys or is_loopback(self.host)):
+            raise ValueError(f"{self.host} is open to the network: give api-keys or api-key, or allow-no-api-keys")
+        if self.max_bodies_mb < self.max_body_mb:
+            raise ValueError("max-bodies-mb must be at least max-body-mb")
+        return self
 
     @property
     def max_body_bytes(self) -> int:

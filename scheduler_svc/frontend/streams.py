@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from common.wire import Ended, PromptScores
 from scheduler_svc.frontend.errors import ApiError, ClientGone
+from scheduler_svc.keys import ANYBODY, ApiKey
 
 Scores = tuple[list[int], list[float]]
 """Token ids and logprobs of one position: the token itself first, then the most likely ones in falling order."""
@@ -83,8 +84,11 @@ class PromptScoreboard:
 class Generation:
     """All streams of one API call."""
 
-    def __init__(self, abort: Callable[[list[int]], None], on_close: Callable[[Generation], None]) -> None:
-        self.abort, self._on_close = abort, on_close
+    def __init__(
+        self, abort: Callable[[list[int]], None], on_close: Callable[[Generation], None], key: ApiKey = ANYBODY
+    ) -> None:
+        """`key`: what it may use."""
+        self.abort, self._on_close, self.key = abort, on_close, key
         self._loop = asyncio.get_running_loop()
         self.streams: list[Stream] = []
         self.news: list[Stream] = []

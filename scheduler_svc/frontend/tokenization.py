@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.body import parse_fields, read_body
 from scheduler_svc.frontend.chat_template import template_source
 from scheduler_svc.frontend.client import ClientWatch
@@ -31,15 +32,16 @@ MAX_CHARACTERS = 1 << 22
 @asynccontextmanager
 async def _opened(request: Request) -> AsyncIterator[tuple[Frontend, Fields, ServedModel, Generation]]:
     """A request's fields and model, and a generation without streams, which ends when the client leaves."""
-    frontend = frontend_of(request)
-    fields = parse_fields(await read_body(request, frontend.settings.max_body_bytes))
-    generation = frontend.link.generation()
-    watch = ClientWatch(request.receive, generation.leave)
-    try:
-        yield frontend, fields, frontend.models.find(fields.text("model", None, 1 << 20)), generation
-    finally:
-        generation.close()
-        watch.close()
+    frontend, key = frontend_of(request), key_of(request)
+    with frontend.bodies.hold() as held:
+        fields = parse_fields(await read_body(request, held, frontend.settings))
+        generation = frontend.link.generation(key)
+        watch = ClientWatch(request.receive, generation.leave)
+        try:
+            yield frontend, fields, frontend.models.find(fields.text("model", None, 1 << 20), key), generation
+        finally:
+            generation.close()
+            watch.close()
 
 
 @router.post("/tokenize")
@@ -83,7 +85,7 @@ async def detokenize(request: Request) -> Response:
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> Response:
     """The tokenizer's own configuration and the chat template, for clients that tokenize through this service."""
-    model = frontend_of(request).models.find(request.query_params.get("model"))
+    model = frontend_of(request).models.find(request.query_params.get("model"), key_of(request))
     source = template_source(model.card.chat_template, model.tokenizer.config)
     return _json({**model.tokenizer.config, **model.tokenizer.special_tokens, "chat_template": source})
 

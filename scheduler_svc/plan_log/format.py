@@ -19,7 +19,7 @@ from common.wire import PROTOCOL_VERSION
 from scheduler_svc.core import SchedulerConfig
 
 MAGIC = b"gilirlog"
-VERSION = 1
+VERSION = 2
 BLOCK_HEADER = struct.Struct("<III")
 MAX_BLOCK_BYTES = 1 << 30
 SUFFIX = ".planlog"

@@ -17,6 +17,7 @@ from scheduler_svc.core.drain_rate import DrainRate
 from scheduler_svc.core.eviction import RecencyOrder, WeightOrder
 from scheduler_svc.core.fair import FairQueue, FairShare
 from scheduler_svc.core.host_pool import HostPool
+from scheduler_svc.core.key_usage import KeyUsage
 from scheduler_svc.core.lane import InFlight, PlanChanges
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.pacing import Pace
@@ -83,6 +84,7 @@ _FIELDS: dict[type, Fields] = {
         "outbox": Given(lambda restoring: []),
         "live": Mapped(PAIR, SEQUENCE),
         "by_request": Mapped(PLAIN, Mapped(PLAIN, SEQUENCE)),
+        "key_usage": Instance(KeyUsage),
         **dict.fromkeys(("kv_capacity", "_vacant_since"), Mapped(PLAIN, PLAIN)),
         **_plain("_num_submitted", "_last_epoch"),
         "_drain_rate": Instance(DrainRate),
@@ -107,7 +109,7 @@ _FIELDS: dict[type, Fields] = {
         **_plain(
             "hash_key", "fingerprint", "cached_tokens", "admitted", "last_token_at", "num_preemptions", "num_reached"
         ),
-        **_plain("strikes", "struck_at"),
+        **_plain("strikes", "struck_at", "key_row", "call"),
         "params": WirePart(SamplingParams),
         "tokens": ARRAY,
         "retention": Choice(Retention),
@@ -133,6 +135,7 @@ _FIELDS: dict[type, Fields] = {
         "changes": Instance(PlanChanges),
         "occupant": Listed(OrNone(SEQUENCE)),
         **_arrays("length", "computed", "max_length", "num_blocks", "predicted_length", "num_published", "tenant"),
+        "key_row": ARRAY,
         **_arrays("prompt_length", "is_seated", "rank", "owner", "stream", "last_token_at", "generation", "decoding"),
         "tokens": Rows("length"),
         "blocks": Rows("num_blocks"),
@@ -185,6 +188,12 @@ _FIELDS: dict[type, Fields] = {
         "_heap": Listed(Tupled(PLAIN, PLAIN, PLAIN, PLAIN, SEQUENCE)),
         "_entry_of": Mapped(PLAIN, PLAIN),
         "_num_entries": PLAIN,
+    },
+    KeyUsage: {
+        "_row_of": Mapped(PLAIN, PLAIN),
+        "_calls": Mapped(PLAIN, Mapped(PAIR, PLAIN)),
+        **_arrays("_rate", "_balance", "_settled_at"),
+        **_plain("_free", "_sweep_at"),
     },
     FairShare: {
         "_weights": Given(lambda restoring: restoring.config.tenant_weights),

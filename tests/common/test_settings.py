@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from common.settings import CONFIG_VARIABLE, ServiceSettings
 
@@ -100,6 +100,24 @@ def test_one_plain_line_for_each_mistake(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_mistake_between_settings_tells_no_other_value(capsys: pytest.CaptureFixture[str]) -> None:
     assert mistakes(capsys, "--port", "13", "--access-key", "hush") == ["error: port 13 goes without prefix caching"]
+
+
+class Guarded(ServiceSettings):
+    table: ClassVar[str] = "service"
+
+    access_key: SecretStr | None = Field(None, min_length=9)
+
+
+def test_a_secret_is_not_shown_not_even_where_it_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments, text in ((["--access-key", "hush"], ""), ([], "access-key = 4711")):
+        config(tmp_path, f"[service]\n{text}\n", monkeypatch)
+        with pytest.raises(SystemExit):
+            Guarded.from_command_line(arguments, prog="service")
+        err = capsys.readouterr().err
+        assert err.startswith("error: --access-key: ") and "hush" not in err and "4711" not in err
+    assert "long enough" not in repr(Guarded.from_command_line(["--access-key", "long enough"], prog="service"))
 
 
 def test_a_wrong_variable_names_the_setting(

@@ -11,7 +11,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from common.wire import ModelCard, Retention
+from common.wire import KeyLimits, ModelCard, Retention
 from scheduler_svc.core import AttachError, Lane, LaneError, SchedulerConfig
 from scheduler_svc.core.config import (
     Admission,
@@ -83,6 +83,7 @@ requests = st.fixed_dictionaries(
         "salt": st.sampled_from([b"", b"", b"s"]),
         "retention": st.sampled_from([*Retention]),
         "deadline_ms": st.sampled_from([0, 500, 3000]),
+        "limits": st.sampled_from([None, None, None, KeyLimits("a", 2), KeyLimits("b", 5, 6000)]),
     }
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from common.wire import (
     Ended,
     EndReason,
     FinishCode,
+    KeyLimits,
     Limits,
     ModelCard,
     Plan,
@@ -148,9 +149,10 @@ class World:
         retention: Retention = Retention.NORMAL,
         deadline_ms: int = 0,
         timeout_ms: int = 0,
+        limits: KeyLimits | None = None,
         **params: Any,
     ) -> list[Stream]:
-        """Submit a request; a number for a prompt stands for that many tokens, different for each request."""
+        """Submit a request, a call of its own unless `limits` name one; a number as prompt: so many made-up tokens."""
         model = params.pop("model", "m")
         first = self._num_streams
         self._num_streams += n
@@ -161,6 +163,8 @@ class World:
         placing = (priority, tenant, salt, retention, deadline_ms, timeout_ms)
         request = Submit(first, n, f"r{first}", model, tokens, sampling, *placing)
         timeout_s = timeout_ms / 1000 or self.config.request_timeout_s or math.inf
+        if limits is not None:
+            request = replace(request, limits=limits if limits.call else replace(limits, call=first + 1))
         streams = []
         for i in range(n):
             seed = (sampling.seed + i) % (1 << 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from typing import Any
@@ -19,6 +20,12 @@ from scheduler_svc.settings import SchedulerSettings
 def services() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     return found
+
+
+def interpolated(value: str) -> str:
+    """A value as compose makes it of the defaults and `.env`."""
+    known = dict(line.split("=", 1) for line in (ROOT / ".env").read_text().splitlines() if not line.startswith("#"))
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: known.get(found[1]) or found[2], value)
 
 
 def test_each_service_is_confined(services: dict[str, Any]) -> None:
@@ -42,13 +49,26 @@ def test_each_gpu_has_a_service_of_its_own(services: dict[str, Any]) -> None:
 def test_the_environment_is_accepted_by_the_settings(services: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, service in services.items():
         for variable, value in service["environment"].items():
-            monkeypatch.setenv(variable, os.path.expandvars("" if value.startswith("${") else value))
+            monkeypatch.setenv(variable, interpolated(value))
         kind = SchedulerSettings if name == "scheduler" else ExecutorSettings
         settings = kind.from_command_line([])
         fields = {variable.removeprefix("GILIR_").lower() for variable in service["environment"]}
-        assert fields <= settings.model_fields_set | {"model"}, name
+        assert fields <= settings.model_fields_set | {"model", "api_keys", "api_key"}, name
         for variable in service["environment"]:
             monkeypatch.delenv(variable)
+
+
+def test_without_the_word_that_allows_it_the_api_is_not_served_without_keys(
+    services: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, value in services["scheduler"]["environment"].items():
+        monkeypatch.setenv(variable, interpolated(value))
+    monkeypatch.delenv("GILIR_ALLOW_NO_API_KEYS")
+    with pytest.raises(SystemExit):
+        SchedulerSettings.from_command_line([])
+    assert "allow-no-api-keys" in capsys.readouterr().err
+    monkeypatch.setenv("GILIR_API_KEY", "gk-for-all")
+    assert SchedulerSettings.from_command_line([]).isolate_tenants
 
 
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -56,9 +57,14 @@ class Service:
 
 @contextmanager
 def run_service(
-    folder: Path, *flags: str, models: list[Any] | None = None, kv_capacity: int = 100_000
+    folder: Path,
+    *flags: str,
+    models: list[Any] | None = None,
+    kv_capacity: int = 100_000,
+    key: str = "",
+    environment: dict[str, str] | None = None,
 ) -> Iterator[Service]:
-    """Start both. The process is killed if the test did not end it."""
+    """Start both. The process is killed if the test did not end it. `key`: the API key that the client sends."""
     made = {BYTE_LEVEL: byte_level(), BYTE_FALLBACK: byte_fallback()}
     if models is None:
         models = [card(BYTE_LEVEL, made[BYTE_LEVEL], CHATML), card(BYTE_FALLBACK, made[BYTE_FALLBACK], LLAMA_CHAT)]
@@ -69,12 +75,14 @@ def run_service(
         stdout=subprocess.PIPE,
         stderr=None,
         text=True,
+        env={**os.environ, **(environment or {})},
     )
     try:
         assert process.stdout is not None
         url = process.stdout.readline().removeprefix("listening: ").strip()
         tokenizers = {name: tokenizer for name, (tokenizer, _) in made.items()}
-        with httpx.Client(base_url=url, timeout=20) as client:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        with httpx.Client(base_url=url, timeout=20, headers=headers) as client:
             service = Service(core, url, process, tokenizers, client)
             wait_until(lambda: len(service.get("/v1/models").json()["data"]) == len(models))
             yield service

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from common.wire import Retention
+from common.wire import KeyLimits, Retention
 from scheduler_svc.core import Lane, SchedulerConfig
 from scheduler_svc.plan_log import PlanLog, RecordedScheduler
 from tests.core.world import World
@@ -87,6 +87,8 @@ def eventful(world: RecordedWorld) -> RecordedWorld:
     return world
 
 
+KEYS = KeyLimits("few", max_concurrent=4), KeyLimits("slow", tokens_per_minute=600), KeyLimits("both", 9, 3000)
+
 STEPS = {"submit": 4, "turn": 6, "deliver": 6, "abort": 1, "lose": 0.2, "drain": 0.1, "leave": 0.1}
 """What may happen, and how often."""
 
@@ -139,4 +141,5 @@ def submit_any(world: RecordedWorld, draw: random.Random) -> None:
         temperature=draw.choice([0.0, 1.0]),
         logprobs=draw.choice([-1, 1]),
         stop_token_ids=draw.choice([[], [7, 30]]),
+        limits=draw.choice([None, None, None, *KEYS]),
     )

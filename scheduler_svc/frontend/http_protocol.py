@@ -1,0 +1,143 @@
+"""How the server speaks HTTP/1.1, where uvicorn's own way would lose a body, hang, or answer in another shape."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+import orjson
+import structlog
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.plain_parser import PlainParser
+
+log = structlog.get_logger()
+
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request's line and headers, to within what is read from the connection at a time."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """Breaks connections whose clients do not read what is sent, and lets the application do so.
+
+    A wish to change protocols is passed over, as RFC 9110 section 7.8 allows, and the request served as it stands.
+    """
+
+    stalled_client_s = 60.0
+    _stall: asyncio.TimerHandle | None = None
+    _unread = 0
+    """Bytes in the write buffer when the stall was looked at last."""
+    _head_bytes: int | None = 0
+    """Received since the last request, all of it head so far; None while a body is read."""
+    _patience: asyncio.TimerHandle | None = None
+    """Runs while a head is awaited: on a new connection, and once a part of one has come."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._plain = PlainParser(self)
+        self.parser = self._plain  # type: ignore[assignment]
+
+    # --- reading ---
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def _await_head(self) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(self.stalled_client_s, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        self._patience = None
+        if self.cycle is None or self.cycle.response_complete:
+            text = f"no whole request came within {self.stalled_client_s:g} s"
+            self._refuse(ApiError(408, text, code="client_timeout"))
+        else:  # the one before it is still being answered
+            self._await_head()
+
+    def _forget_head(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_bytes is not None:
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(ApiError(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes"))
+                return
+            self._head_bytes += len(data)
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_head()
+        self.scope["gilir.cut_off"] = self.cut_off  # type: ignore[typeddict-unknown-key]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_bytes is not None:  # what comes behind a body was not there when the request was judged
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        self._forget_head()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._plain.wants_upgrade():  # else its body is still to come
+            self._head_bytes = 0
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg, code="invalid_http"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what is no HTTP that can be served, and close; never in the place of another request's answer."""
+        if self.transport.is_closing():
+            return
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle or (self._head_bytes is None and not self.cycle.response_started and not self.pipeline):
+            content = orjson.dumps(error.body)
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(content)
+            self.transport.write(STATUS_LINE[error.status] + head + content)
+        self.transport.close()
+
+    # --- slow readers ---
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_stall()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_stall()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forget_stall()
+        self._forget_head()
+
+    def _forget_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _watch_stall(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(self.stalled_client_s, self._check_stall)
+
+    def _check_stall(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread:
+            self._watch_stall()
+            return
+        log.warning("a client does not read: cut off", unread_bytes=self._unread)
+        self.cut_off()
+
+    def cut_off(self) -> None:
+        """Break the connection, and drop what the system still holds for it."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()

@@ -1,0 +1,181 @@
+"""HTTP as odd clients speak it: offers to upgrade, what is no HTTP, endless heads, and bodies that fill the memory."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from frontend_service import BYTE_LEVEL, Service, error_of, run_service, wait_until
+
+BODY = json.dumps({"model": BYTE_LEVEL, "prompt": "Hello", "max_tokens": 1}).encode()
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAA\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+FIXED = b"Content-Length: %d\r\n\r\n" % len(BODY)
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+IN_CHUNKS = b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (9, BODY[:9], len(BODY) - 9, BODY[9:])
+
+
+class Connection:
+    """A bare connection whose answers are read one by one."""
+
+    def __init__(self, service: Service) -> None:
+        address = urlsplit(service.url)
+        self.socket = socket.create_connection((address.hostname, address.port), timeout=10)
+        self._unread = b""
+
+    def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self.socket.sendall(part)
+
+    def answer(self) -> httpx.Response:
+        """The next answer with a Content-Length."""
+        while b"\r\n\r\n" not in self._unread:
+            self._receive()
+        head, self._unread = self._unread.split(b"\r\n\r\n", 1)
+        first, *lines = head.decode().split("\r\n")
+        headers = [tuple(line.split(": ", 1)) for line in lines]
+        length = int(dict(headers)["content-length"])
+        while len(self._unread) < length:
+            self._receive()
+        content, self._unread = self._unread[:length], self._unread[length:]
+        return httpx.Response(int(first.split()[1]), headers=headers, content=content)
+
+    def _receive(self) -> None:
+        data = self.socket.recv(65536)
+        assert data, f"closed after {self._unread!r}"
+        self._unread += data
+
+    def is_closed(self) -> bool:
+        return self.socket.recv(65536) == b""
+
+
+@contextmanager
+def connected(service: Service) -> Iterator[Connection]:
+    connection = Connection(service)
+    with connection.socket:
+        yield connection
+
+
+# --- upgrades ---
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30, 300, -1])
+@pytest.mark.parametrize("body", [FIXED + BODY, CHUNKED + IN_CHUNKS], ids=["length", "chunked"])
+def test_an_offer_to_upgrade_is_passed_over_and_the_body_is_read(service: Service, body: bytes, cut: int) -> None:
+    request = POST + H2C + body
+    with connected(service) as connection:
+        connection.send(request[:cut] if cut else b"", request[cut:])
+        assert connection.answer().status_code == 200
+        # The connection goes on, with requests of either kind.
+        connection.send(POST + FIXED + BODY)
+        assert connection.answer().status_code == 200
+        connection.send(request + b"GET /health HTTP/1.1\r\nHost: x\r\n" + H2C + b"\r\n" + request)
+        assert [connection.answer().status_code for _ in range(3)] == [200, 200, 200]
+    assert [request.prompt.tolist() for request in service.core.requests] == [service.ids("Hello")] * 4
+
+
+def test_a_websocket_is_not_spoken(service: Service) -> None:
+    with connected(service) as connection:
+        connection.send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+        answer = connection.answer()
+        assert answer.status_code == 200 and len(answer.json()["data"]) == 2
+
+
+def test_what_follows_a_body_changes_no_header(service: Service) -> None:
+    """Trailers come when the request was judged already."""
+    with connected(service) as connection:
+        connection.send(POST + b"X-Tenant: a\r\n" + CHUNKED + IN_CHUNKS[:-2] + b"X-Tenant: b\r\n\r\n")
+        assert connection.answer().status_code == 200
+    assert service.core.requests[-1].tenant == "a"
+
+
+# --- no HTTP ---
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100,
+        b"hello\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n",
+        POST + CHUNKED + b"zz\r\n",
+    ],
+    ids=["tls", "text", "negative", "two lengths", "connect", "bad chunk"],
+)
+def test_what_is_no_http_gets_an_error_in_our_shape(service: Service, request_bytes: bytes) -> None:
+    with connected(service) as connection:
+        connection.send(request_bytes)
+        assert error_of(connection.answer(), 400)["code"] == "invalid_http"
+        assert connection.is_closed()
+    assert service.get("/health").status_code == 200
+
+
+def test_a_head_without_end_is_refused(service: Service) -> None:
+    with connected(service) as connection:
+        connection.send(POST + b"X-Long: ")
+        with pytest.raises(ConnectionError):
+            for _ in range(10_000):
+                connection.send(b"x" * 4096)
+    with connected(service) as connection:
+        connection.send(POST + b"X-Long: " + b"x" * 30_000 + b"\r\n" + FIXED + BODY)
+        assert connection.answer().status_code == 200
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(narrow: Service) -> None:
+    with connected(narrow) as silent, connected(narrow) as slow, connected(narrow) as busy:
+        slow.send(POST)
+        busy.send(POST + FIXED + BODY)
+        assert busy.answer().status_code == 200
+        for connection in (silent, slow):
+            assert error_of(connection.answer(), 408)["code"] == "client_timeout"
+            assert connection.is_closed()
+        busy.send(POST + FIXED + BODY, POST[:9])
+        assert [busy.answer().status_code for _ in range(2)] == [200, 408]
+
+
+# --- bodies ---
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One that holds a megabyte of bodies, and waits two seconds for the next bytes of one."""
+    flags = ("--max-body-mb", "1", "--max-bodies-mb", "1", "--stalled-client-s", "2")
+    with run_service(tmp_path_factory.mktemp("ipc"), *flags) as service:
+        yield service
+
+
+def test_bodies_are_bounded_together(narrow: Service) -> None:
+    large = BODY[:-1] + b" " * 700_000 + b"}"
+    head = POST + b"Content-Length: %d\r\n\r\n" % len(large)
+    with connected(narrow) as first, connected(narrow) as second:
+        first.send(head, large[:600_000])
+        wait_until(lambda: narrow.raw("/v1/completions", large).status_code == 503)
+        second.send(head, large)
+        answer = second.answer()
+        assert error_of(answer, 503)["code"] == "overloaded" and answer.headers["retry-after"] == "1"
+        assert narrow.raw("/v1/completions", BODY).status_code == 200, "a small one has room"
+        first.send(large[600_000:])
+        assert first.answer().status_code == 200
+        assert narrow.raw("/tokenize", large).status_code == 200
+        # What an announced body might hold is not taken.
+        second.send(head)
+        assert narrow.raw("/v1/completions", large).status_code == 200
+
+
+def test_a_body_that_stops_coming_gives_its_room_back(narrow: Service) -> None:
+    large = BODY[:-1] + b" " * 700_000 + b"}"
+    with connected(narrow) as stuck, connected(narrow) as gone:
+        stuck.send(POST + b"Content-Length: %d\r\n\r\n" % len(large), large[:600_000])
+        gone.send(POST + b"Content-Length: %d\r\n\r\n" % len(large), large[:300_000])
+        wait_until(lambda: narrow.raw("/v1/completions", large).status_code == 503)
+        gone.socket.close()
+        assert error_of(stuck.answer(), 408)["code"] == "client_timeout"
+        assert stuck.is_closed()
+    wait_until(lambda: narrow.raw("/v1/completions", large).status_code == 200)
