@@ -12,14 +12,16 @@ from dataclasses import replace
 
 from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit
 from common.wire.codec import Message
-from scheduler_svc.core.applier import Applied, apply_result
+from scheduler_svc.core.applier import apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
 from scheduler_svc.core.config import Prefill, SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.drain_rate import DrainRate
 from scheduler_svc.core.intake import misfit, overload, sequences_of
+from scheduler_svc.core.invariants import check
 from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
 from scheduler_svc.core.model_queue import ModelQueue
+from scheduler_svc.core.observing import observe
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.reporting import prompt_scores, token_messages
 from scheduler_svc.core.seating import Seating
@@ -314,7 +316,7 @@ class Scheduler:
             sequence.fingerprint = lane.model.fingerprint
             self.counters.time_to_first_token.observe(now - sequence.arrived)
             self.counters.prompt_tokens += sequence.prompt_length
-        self._count(lane, flight, applied, now)
+        observe(self.counters, self.queues[lane.model.name], lane, flight, applied, now)
         self.outbox.extend(token_messages(lane, result, applied))
         self.outbox.extend(prompt_scores(lane, result))
         for sequence, code in applied.finished:
@@ -327,20 +329,6 @@ class Scheduler:
         if applied.finished:
             others_wait = any(len(queue) for queue in self.queues.values())
             self._drain_rate.note(len(applied.finished), now, others_wait=others_wait)
-
-    def _count(self, lane: Lane, flight: InFlight, applied: Applied, now: float) -> None:
-        counters = self.counters
-        counters.iterations += 1
-        counters.generation_tokens += len(applied.slots)
-        counters.iteration_tokens.observe(flight.num_tokens)
-        counters.observe_gaps(lane.last_token_at[applied.slots], now)
-        lane.last_token_at[applied.slots] = now
-        num_decodes, seconds = len(flight.decodes), now - flight.planned_at
-        lane.pace.observe(num_decodes, flight.num_tokens - num_decodes, seconds, fit=self.config.target_itl_ms > 0)
-        queue = self.queues[lane.model.name]
-        queue.token_s = lane.pace.mean_s
-        if queue.share is not None and len(applied.slots):
-            queue.share.charge_generated(lane.tenant[applied.slots])
 
     # --- questions ---
 
@@ -370,18 +358,5 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless membership, limits and conservation hold (DESIGN section 4)."""
-        for lane in self.lanes.values():
-            lane.check_invariants()
-        waiting = [s for queue in self.queues.values() for s in queue]
-        running = [s for lane in self.lanes.values() for s in lane.running()]
-        assert all(s.state is State.WAITING and s.lane is None for s in waiting)
-        assert len({id(s) for s in waiting + running}) == len(waiting) + len(running), "a sequence in two places"
-        live = {id(s) for s in self.live.values()}
-        fenced = {id(s) for s in running if s.aborted}
-        assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"
-        assert {id(s) for group in self.by_request.values() for s in group.values()} == live
+        check(self)
         assert len(self._timeouts) == sum(s.ends_at < math.inf for s in self.live.values())
-        for lane in self.lanes.values():
-            swapped = [s.swapped for s in waiting if s.swapped is not None and s.swapped.lane is lane]
-            lane.host.check_invariants([kv.blocks for kv in swapped])
-        assert all(s.swapped is None for s in running)
