@@ -86,6 +86,7 @@ class CoreLoop:
             heartbeat_ms=settings.heartbeat_ms,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             iteration_timeout_s=settings.iteration_timeout_s,
+            iteration_floor_s=settings.iteration_floor_s,
             encode_plan=self._scheduler.encoded if isinstance(self._scheduler, RecordedScheduler) else encode,
         )
         self._supervisor = Supervisor(settings, listener, address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from common.wire import (
 )
 from scheduler_svc.core import AttachError, Lane, LaneError, Scheduler
 from scheduler_svc.core.config import Preemption
+from scheduler_svc.core.pacing import Deadline
 
 log = structlog.get_logger()
 
@@ -48,6 +50,8 @@ class Executor:
     alive_at: float
     deadline: float | None = None
     """When the iteration in flight must be back."""
+    allowed: Deadline | None = None
+    """How long the newest iteration may take."""
 
 
 class Membership:
@@ -61,11 +65,12 @@ class Membership:
         heartbeat_ms: int,
         heartbeat_timeout_s: float,
         iteration_timeout_s: float,
+        iteration_floor_s: float = 10.0,
         encode_plan: Callable[[Plan], bytes] = encode,
     ) -> None:
         self._scheduler, self._send, self._encode_plan = scheduler, send, encode_plan
         self._heartbeat_ms, self._heartbeat_timeout_s = heartbeat_ms, heartbeat_timeout_s
-        self._iteration_timeout_s = iteration_timeout_s
+        self._iteration_timeout_s, self._iteration_floor_s = iteration_timeout_s, iteration_floor_s
         self._by_peer: dict[bytes, Executor] = {}
         self._by_epoch: dict[int, Executor] = {}
         self._probe_until = 0.0
@@ -74,7 +79,14 @@ class Membership:
         self.models_changed = False
         """Set when a lane came or went; the loop tells the frontends and clears it."""
         self.num_junk = 0
+        self.num_overdue: Counter[str] = Counter()
+        """Executors lost over a late iteration, by what its deadline followed from."""
         self.last_plan_bytes = 0
+
+    @property
+    def executors(self) -> list[Executor]:
+        """Those attached, in the order of their coming."""
+        return list(self._by_epoch.values())
 
     # --- messages ---
 
@@ -210,7 +222,11 @@ class Membership:
                 continue
             data = self._encode_plan(plan)
             self.last_plan_bytes = len(data)
-            executor.deadline = now + self._iteration_timeout_s
+            assert lane.in_flight is not None
+            executor.allowed = lane.pace.deadline(
+                lane.in_flight.num_tokens, self._iteration_floor_s, self._iteration_timeout_s
+            )
+            executor.deadline = now + executor.allowed.seconds
             if not self._send(executor.peer, data):
                 self.lose(executor, now, "connection lost")
 
@@ -235,8 +251,10 @@ class Membership:
                 self.lose(executor, now, "connection lost")
             elif now - executor.alive_at > self._heartbeat_timeout_s:
                 self.lose(executor, now, f"no sign of life for {now - executor.alive_at:.1f} s")
-            elif executor.deadline is not None and now > executor.deadline:
-                self.lose(executor, now, f"no result within {self._iteration_timeout_s:g} s")
+            elif executor.deadline is not None and executor.allowed is not None and now > executor.deadline:
+                seconds, source = executor.allowed
+                self.num_overdue[source] += 1
+                self.lose(executor, now, f"no result within {seconds:.3g} s (deadline: {source})")
             else:
                 due.append(executor.alive_at + self._heartbeat_timeout_s - now)
                 if executor.deadline is not None:

@@ -52,6 +52,10 @@ CATALOGUE: dict[str, Metric] = {
     "gilir_swapped_blocks": Metric("counter", "KV blocks moved between device and host memory, by direction."),
     "gilir_recomputed_tokens": Metric("counter", "Tokens computed once more after their KV was given up."),
     "gilir_executors_lost": Metric("counter", "Executors lost: death, silence, overdue or faulty results."),
+    "gilir_iterations_overdue": Metric(
+        "counter", "Executors lost over a late iteration, by what its deadline came from."
+    ),
+    "gilir_iteration_deadline_seconds": Metric("gauge", "How long the executor's newest iteration may take."),
     "gilir_iterations": Metric("counter", "Iterations applied."),
     "gilir_junk_messages": Metric("counter", "Messages dropped because the protocol does not allow them."),
 }

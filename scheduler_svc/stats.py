@@ -6,6 +6,7 @@ from collections import Counter
 
 from common.wire import EndReason, Stats
 from scheduler_svc.core import Scheduler
+from scheduler_svc.core.pacing import SOURCES
 from scheduler_svc.membership import Membership
 from scheduler_svc.metrics import metric_key
 
@@ -48,6 +49,10 @@ def _gauges(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         gauges[metric_key("gilir_token_budget", **labels)] = lane.token_budget
         sizes = {"block_size": str(lane.block_size), "num_gpu_blocks": str(pool.num_blocks)}
         gauges[metric_key("vllm:cache_config_info", **sizes, **labels)] = 1
+    for executor in membership.executors:
+        if executor.allowed is not None:
+            labels = {"model_name": executor.lane.model.name, "engine": executor.name}
+            gauges[metric_key("gilir_iteration_deadline_seconds", **labels)] = executor.allowed.seconds
     return gauges
 
 
@@ -69,6 +74,7 @@ def _counters(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         "gilir_recomputed_tokens": counters.recomputed_tokens,
         "gilir_iterations": counters.iterations,
         "gilir_executors_lost": counters.lanes_lost,
+        **{metric_key("gilir_iterations_overdue", deadline=s): membership.num_overdue[s] for s in SOURCES},
         "gilir_junk_messages": membership.num_junk,
     }
 

@@ -168,7 +168,7 @@ _FIELDS: dict[type, Fields] = {
         **dict.fromkeys(("_free", "_released"), Ints()),
         "_is_held": Converted(bytes, bytearray),
     },
-    Pace: {**_arrays("_moments", "_projection"), **_plain("num_observed", "num_with_prefill", "mean_s")},
+    Pace: {**_arrays("_moments", "_projection"), **_plain("num_observed", "num_with_prefill", "mean_s", "_slowest")},
     OutputLengths: {"_all": ARRAY, "_by_tenant": Mapped(PLAIN, ARRAY, OrderedDict)},
     ModelQueue: {
         "_config": Given(lambda restoring: restoring.config),
