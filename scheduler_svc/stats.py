@@ -21,7 +21,7 @@ FINISHED_REASONS = {
 
 def gather(scheduler: Scheduler, membership: Membership, *, stopping: bool) -> Stats:
     """A beat: readiness, gauges, counters and histograms."""
-    serving = any(not lane.draining for lane in scheduler.lanes.values())
+    serving = any(lane.admits for lane in scheduler.lanes.values())
     return Stats(
         ready=serving and not stopping,
         stopping=stopping,

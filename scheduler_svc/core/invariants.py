@@ -14,6 +14,9 @@ def check(scheduler: Scheduler) -> None:
     """Raise AssertionError unless membership, limits and conservation hold."""
     for lane in scheduler.lanes.values():
         lane.check_invariants()
+        is_served = any(not o.spare and not o.draining for o in scheduler.lanes_of(lane.model.name))
+        assert lane.stands_by == (lane.spare and not lane.draining and is_served), "a spare stands by beside others"
+        assert lane.draining or not (lane.stays or lane.must_empty)
     waiting = [s for queue in scheduler.queues.values() for s in queue]
     running = [s for lane in scheduler.lanes.values() for s in lane.running()]
     assert all(s.state is State.WAITING and s.lane is None for s in waiting)

@@ -125,7 +125,7 @@ _FIELDS: dict[type, Fields] = {
         **_plain("epoch", "name", "block_size", "token_budget", "seats", "is_paged", "watermark_blocks", "draining"),
         "peak_too_high": OrNone(Tupled(PLAIN, PLAIN, PLAIN)),
         **_plain("last_ticket", "num_departures", "batch_is_closed", "iteration"),
-        **_plain("num_prefills_in_a_row"),
+        **_plain("num_prefills_in_a_row", "stays", "must_empty", "spare", "stands_by"),
         "pool": Instance(BlockPool, RunPool),
         "host": Instance(HostPool),
         "pace": Instance(Pace),

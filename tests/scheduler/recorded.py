@@ -73,11 +73,15 @@ def eventful(world: RecordedWorld) -> RecordedWorld:
     world.abort_owner(1)
     world.iterate()
     world.attach(blocks=64, seats=4)
+    world.attach(blocks=64, seats=4, spare=True)
     world.scheduler.drain(world.lanes[0], world.now)
     world.read_outbox(None)
+    world.pause(world.lanes[1])
     for i in range(3):
         world.submit([3, 4, 5, 6, 7, 8, 9, 10, 11 + i], 6)
         world.iterate()
+    world.scheduler.vacate(world.lanes[0], world.now)
+    world.resume(world.lanes[0])
     world.run()
     for i in range(5):
         world.submit(5, 12, priority=9 - 2 * i, ignore_eos=True)
@@ -88,6 +92,7 @@ def eventful(world: RecordedWorld) -> RecordedWorld:
 
 
 STEPS = {"submit": 4, "turn": 6, "deliver": 6, "abort": 1, "lose": 0.2, "drain": 0.1, "leave": 0.1}
+STEPS |= {"pause": 0.1, "resume": 0.2, "vacate": 0.1}
 """What may happen, and how often."""
 
 
@@ -99,10 +104,9 @@ def wander(world: RecordedWorld, seed: int, num_steps: int, *, segment_every: in
             world.begin_segment()
         world.now += draw.choice([0.0, 0.001, 0.02, 0.7])
         if len(world.lanes) < 2 or draw.random() < 0.02:
-            world.attach(draw.choice([16, 24, 60]), seats=draw.choice([3, 8]), budget=64, host_blocks=20)
-        what = draw.choices(
-            ["submit", "turn", "deliver", "abort", "lose", "drain", "leave"], [4, 6, 6, 1, 0.2, 0.1, 0.1]
-        )
+            spare = draw.random() < 0.2
+            world.attach(draw.choice([16, 24, 60]), seats=draw.choice([3, 8]), budget=64, host_blocks=20, spare=spare)
+        what = draw.choices(list(STEPS), list(STEPS.values()))
         match what[0]:
             case "submit":
                 submit_any(world, draw)
@@ -120,6 +124,12 @@ def wander(world: RecordedWorld, seed: int, num_steps: int, *, segment_every: in
                 world.scheduler.drain(draw.choice(world.lanes), world.now)
             case "leave" if world.lanes:
                 world.leave(draw.choice(world.lanes))
+            case "pause" if world.lanes:
+                world.pause(draw.choice(world.lanes))
+            case "resume" if world.lanes:
+                world.resume(draw.choice(world.lanes))
+            case "vacate" if world.lanes:
+                world.scheduler.vacate(draw.choice(world.lanes), world.now)
         world.read_outbox(None)
     return world
 
