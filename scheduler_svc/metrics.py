@@ -43,6 +43,7 @@ CATALOGUE: dict[str, Metric] = {
     "vllm:request_queue_time_seconds": Metric("histogram", "From a sequence's arrival to its first seat.", SECONDS),
     "vllm:iteration_tokens_total": Metric("histogram", "Tokens computed in an iteration.", TOKENS),
     "gilir_lanes": Metric("gauge", "Executors attached."),
+    "gilir_executor_state": Metric("gauge", "What an attached executor does, as a label; always 1."),
     "gilir_live_sequences": Metric("gauge", "Sequences waiting or running."),
     "gilir_kv_blocks_referenced": Metric("gauge", "KV blocks that live sequences hold."),
     "gilir_kv_blocks_cached": Metric("gauge", "KV blocks that hold only reusable prefixes."),

@@ -50,8 +50,9 @@ def _gauges(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         sizes = {"block_size": str(lane.block_size), "num_gpu_blocks": str(pool.num_blocks)}
         gauges[metric_key("vllm:cache_config_info", **sizes, **labels)] = 1
     for executor in membership.executors:
+        labels = {"model_name": executor.lane.model.name, "engine": executor.name}
+        gauges[metric_key("gilir_executor_state", **labels, state=executor.state)] = 1
         if executor.allowed is not None:
-            labels = {"model_name": executor.lane.model.name, "engine": executor.name}
             gauges[metric_key("gilir_iteration_deadline_seconds", **labels)] = executor.allowed.seconds
     return gauges
 
