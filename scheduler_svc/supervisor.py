@@ -1,4 +1,4 @@
-"""Starts the frontend processes on one listening socket, and starts a dead one anew."""
+"""Starts the child processes, each on a listening socket that it inherits, and starts a dead one anew."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MAX_BACKOFF_S = 5.0
 SUSPENDED_S = 2.0
 """The core looks at its frontends more often than this; when it did not, it may have been stopped itself."""
 STABLE_S = 10.0
-"""A frontend that lived so long restarts at once when it dies."""
+"""A child that lived so long restarts at once when it dies."""
 
 
 class PortTaken(Exception):
-    """The REST address cannot be bound."""
+    """An address for HTTP cannot be bound."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The listening socket that all frontends accept from. Raises `PortTaken` with a plain text."""
+    """A listening socket that children accept from. Raises `PortTaken` with a plain text."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -43,6 +43,9 @@ def listen(host: str, port: int) -> socket.socket:
 @dataclass(slots=True)
 class _Child:
     name: str
+    command: list[str]
+    fd: int
+    """The listening socket."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     failures: int = 0
@@ -52,35 +55,41 @@ class _Child:
 
 
 class Supervisor:
-    """The frontend children. `check` is called by the core's loop; it never blocks."""
+    """The frontends, and what else is added. `check` is called by the core's loop; it never blocks."""
 
     def __init__(self, settings: SchedulerSettings, listener: socket.socket, core_address: str) -> None:
-        self._settings, self._listener, self._core_address = settings, listener, core_address
+        self._settings = settings
         self._checked_at = 0.0
-        self._children = [_Child(f"frontend-{i}") for i in range(settings.frontends)]
+        self._children: list[_Child] = []
+        for i in range(settings.frontends):
+            name = f"frontend-{i}"
+            limits = ["--grace-s", str(settings.grace_s), "--max-body-mb", str(settings.max_body_mb)]
+            self.add(name, listener, "scheduler_svc.frontend", "--core", core_address, "--name", name, *limits)
+
+    def add(self, name: str, listener: socket.socket, module: str, *flags: str) -> None:
+        """One more child: `module` as a program, with these flags, `--fd` and those of the log."""
+        log_flags = ["--log-format", self._settings.log_format, "--log-level", self._settings.log_level]
+        fd = listener.fileno()
+        command = [sys.executable, "-m", module, *flags, "--fd", str(fd), *log_flags]
+        self._children.append(_Child(name, command, fd))
 
     def start(self, now: float) -> None:
         for child in self._children:
             self._spawn(child, now)
 
     def _spawn(self, child: _Child, now: float) -> None:
-        fd = self._listener.fileno()
-        command = [
-            *(sys.executable, "-m", "scheduler_svc.frontend"),
-            *("--core", self._core_address, "--name", child.name, "--fd", str(fd)),
-            *("--grace-s", str(self._settings.grace_s), "--max-body-mb", str(self._settings.max_body_mb)),
-            *("--log-format", self._settings.log_format, "--log-level", self._settings.log_level),
-        ]
         # A session of its own: Ctrl-C reaches the core alone, which then ends its children in order.
         child.started_at, child.heard_at = now, None
         try:
-            child.process = subprocess.Popen(command, pass_fds=[fd], start_new_session=True, preexec_fn=end_with_parent)
+            child.process = subprocess.Popen(
+                child.command, pass_fds=[child.fd], start_new_session=True, preexec_fn=end_with_parent
+            )
         except OSError as error:
             child.failures += 1
             child.restart_at = now + MAX_BACKOFF_S
-            log.error("frontend could not be started", frontend=child.name, error=str(error))
+            log.error("child process could not be started", child=child.name, error=str(error))
             return
-        log.info("frontend started", frontend=child.name, pid=child.process.pid)
+        log.info("child process started", child=child.name, pid=child.process.pid)
 
     def heard(self, name: str, now: float) -> None:
         """A message came from the frontend of this name."""
@@ -104,7 +113,7 @@ class Supervisor:
     def check(self, now: float) -> tuple[list[str], float | None]:
         """End what hangs, restart what is due.
 
-        Returns the names of frontends found dead, and seconds until the next restart.
+        Returns the names of children found dead, and seconds until the next restart.
         """
         dead, due = [], None
         self._end_the_silent(now)
@@ -114,7 +123,7 @@ class Supervisor:
                 child.failures = 0 if now - child.started_at > STABLE_S else child.failures + 1
                 delay = min(MAX_BACKOFF_S, 0.1 * 2**child.failures) if child.failures else 0.0
                 child.restart_at = now + delay
-                log.warning("frontend died", frontend=child.name, status=child.process.returncode, restart_in_s=delay)
+                log.warning("child process died", child=child.name, status=child.process.returncode, restart_in_s=delay)
                 child.process = None
             if child.process is None:
                 if now >= child.restart_at:
@@ -133,7 +142,7 @@ class Supervisor:
         return any(child.process is not None and child.process.poll() is None for child in self._children)
 
     def kill(self, name: str = "") -> None:
-        """SIGKILL to the frontend of this name; without one, to all that are left, and wait for them."""
+        """SIGKILL to the child of this name; without one, to all that are left, and wait for them."""
         for child in self._children:
             if child.process is not None and name in ("", child.name):
                 child.process.kill()
