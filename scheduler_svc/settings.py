@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from common.addresses import is_loopback
 from common.settings import ServiceSettings
 from scheduler_svc.core import SchedulerConfig
 
@@ -28,6 +28,12 @@ class SchedulerSettings(ServiceSettings):
     curve_client_keys: Path | None = Field(None, description="folder of the executors' public key files")
     allow_insecure_bind: bool = Field(False, description="let executors dial over a network without CURVE keys")
     run_dir: Path | None = Field(None, description="folder of the frontends' socket; none: a fresh private one")
+
+    admin_host: str = Field("127.0.0.1", description="address of the admin API")
+    admin_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the admin API; 0 takes a free one; none: there is no admin API"
+    )
+    admin_key_file: Path | None = Field(None, description="file with the key that requests to the admin API bring")
 
     max_num_seqs: int = Field(256, ge=1, le=65535, description="sequences that run on one executor at a time")
     max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one iteration")
@@ -87,6 +93,8 @@ class SchedulerSettings(ServiceSettings):
             )
         if (self.curve_secret_key is None) != (self.curve_client_keys is None):
             raise ValueError("curve-secret-key and curve-client-keys go together")
+        if self.admin_port is not None and self.admin_key_file is None and not is_loopback(self.admin_host):
+            raise ValueError(f"admin-host {self.admin_host} is open to the network: give admin-key-file")
         if self.heartbeat_timeout_s * 1000 < 2 * self.heartbeat_ms:
             raise ValueError("heartbeat-timeout-s must be at least twice heartbeat-ms")
         for tenant, weight in self.tenant_weights.items():
@@ -104,8 +112,4 @@ class SchedulerSettings(ServiceSettings):
 
 
 def _is_loopback(address: str) -> bool:
-    host = urlsplit(address).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback(urlsplit(address).hostname or "")
