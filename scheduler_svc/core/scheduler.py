@@ -220,7 +220,7 @@ class Scheduler:
             lane.release(sequence, State.FINISHED if sequence.aborted else State.WAITING)
             if sequence.aborted:
                 continue
-            self._vacant_since.pop(lane.model.name, None)  # Who has been served until now has all of the hold time.
+            self._hold_anew(lane.model.name, now)
             if sequence in members:
                 sequence.strike()
             queue.add(sequence, now)
@@ -283,8 +283,12 @@ class Scheduler:
                 continue
             lane.release(sequence, State.WAITING)
             self.queues[model].add(sequence, now)
-            if not peers:
-                self._vacant_since[model] = now
+            self._hold_anew(model, now)
+
+    def _hold_anew(self, model: str, now: float) -> None:
+        """Who has been served until now waits for an executor as long as any, where there is none."""
+        if model in self._vacant_since:
+            self._vacant_since[model] = now
 
     def drain(self, lane: Lane, now: float) -> None:
         """As `leave`, and move its sequences now, if it is idle. Those for whom no other lane has room finish here."""
@@ -340,6 +344,7 @@ class Scheduler:
         plan = Planner(lane, queue, seating, self.counters, now).build()
         if not lane.admits and self.counters.preemptions > preemptions:
             self._end_too_large(model, now)  # Who gave way here finds no seat here again.
+            self._hold_anew(model, now)
         return plan
 
     def apply(self, lane: Lane, result: Result, now: float) -> None:
