@@ -201,7 +201,7 @@ def test_who_gives_way_on_a_paused_lane_and_fits_no_other_ends() -> None:
     world = World()
     large = world.attach(blocks=12)
     world.attach(blocks=4)
-    streams = [world.submit(17, 20, ignore_eos=True)[0] for _ in range(2)]
+    streams = [world.submit(14, 20, ignore_eos=True)[0] for _ in range(2)]
     world.iterate()
     assert large.num_running == 2
     world.pause(large)

@@ -141,7 +141,7 @@ def test_a_spare_stands_in_for_a_dead_executor_and_steps_back(start: Callable[..
 
 
 def test_another_model_takes_the_place_of_the_first(start: Callable[..., Any], fakes: Any, model_folder: Path) -> None:
-    stack = start("--hold-s", "1.5")
+    stack = start("--hold-s", "2")
     first = card_from_folder(model_folder, "first")
     old = fakes(stack, "gpu-0", model=first)
     stack.ready()
@@ -155,9 +155,9 @@ def test_another_model_takes_the_place_of_the_first(start: Callable[..., Any], f
 
     with ThreadPoolExecutor(1) as pool:
         old.stop()
+        waiting = pool.submit(stack.complete, prompt, 5, model="first")
         other = fakes(stack, "gpu-0", model=card_from_folder(model_folder, "second"))
         stack.until(lambda: "second" in listed(), "the new model")
-        waiting = pool.submit(stack.complete, prompt, 5, model="first")
         assert stack.complete(prompt, 5, model="second").status_code == 200
         refused = waiting.result(30)
     assert refused.status_code == 503 and "no executor" in refused.json()["error"]["message"]
