@@ -70,7 +70,6 @@ class Lane:
         model: ModelCard,
         limits: Limits,
         config: SchedulerConfig,
-        *,
         spare: bool = False,
     ) -> None:
         self.epoch, self.name, self.model, self.limits, self.config = epoch, name, model, limits, config

@@ -148,7 +148,7 @@ class Scheduler:
             check_alike(lane, model, limits)
         self._make_room(model)
         try:
-            lane = Lane(self._last_epoch + 1, name, model, limits, self.config, spare=spare)
+            lane = Lane(self._last_epoch + 1, name, model, limits, self.config, spare)
         except MemoryError:
             raise AttachError(f"no memory for the state of {limits.max_num_seqs} sequences of this length") from None
         self._last_epoch = lane.epoch
