@@ -73,15 +73,11 @@ def eventful(world: RecordedWorld) -> RecordedWorld:
     world.abort_owner(1)
     world.iterate()
     world.attach(blocks=64, seats=4)
-    world.attach(blocks=64, seats=4, spare=True)
     world.scheduler.drain(world.lanes[0], world.now)
     world.read_outbox(None)
-    world.pause(world.lanes[1])
     for i in range(3):
         world.submit([3, 4, 5, 6, 7, 8, 9, 10, 11 + i], 6)
         world.iterate()
-    world.scheduler.vacate(world.lanes[0], world.now)
-    world.resume(world.lanes[0])
     world.run()
     for i in range(5):
         world.submit(5, 12, priority=9 - 2 * i, ignore_eos=True)
