@@ -96,6 +96,7 @@ class FakeExecutor:
         name: str = "fake",
         model: ModelCard | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        spare: bool = False,
         scheduler_timeout_s: float = 5.0,
         grace_s: float = 10.0,
         hello_interval_s: float = 0.2,
@@ -117,6 +118,7 @@ class FakeExecutor:
             device="fake",
             limits=limits,
             model=self.model,
+            spare=spare,
         )
         options = LinkOptions(
             Dialing(scheduler, scheduler_timeout_s, server_key, secret_key), hello_interval_s, grace_s
@@ -229,6 +231,7 @@ class FakeSettings(ServiceSettings):
     num_host_blocks: int = Field(0, ge=0)
     max_num_seqs: int = Field(64, ge=1)
     max_num_batched_tokens: int = Field(2048, ge=1)
+    spare: bool = Field(False, description="take sequences only while no other executor of the model does")
     delay_ms: float = Field(0.0, ge=0, description="milliseconds an iteration takes, over the script's")
     script: Path | None = Field(None, description="JSON file with the script")
     verify: bool = Field(True, description="check every row's whole context")
@@ -273,6 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
         name=settings.name,
         model=card,
         limits=settings.limits(),
+        spare=settings.spare,
         scheduler_timeout_s=settings.scheduler_timeout_s,
         grace_s=settings.grace_s,
         hello_interval_s=1.0,

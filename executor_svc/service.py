@@ -101,6 +101,7 @@ def start(settings: ExecutorSettings) -> Link:
         device=device_name(device),
         limits=limits,
         model=card,
+        spare=settings.spare,
     )
     options = LinkOptions(dialing, grace_s=settings.grace_s, status_file=settings.status_file)
     return Link(options, hello, runner)

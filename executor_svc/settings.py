@@ -32,6 +32,7 @@ class ExecutorSettings(ServiceSettings):
     allow_insecure_dial: bool = Field(False, description="dial over a network without CURVE keys")
     scheduler_timeout_s: float = Field(5.0, gt=0, description="a scheduler silent for so long is lost")
     grace_s: float = Field(10.0, ge=0, description="seconds that the scheduler gets at SIGTERM to move the sequences")
+    spare: bool = Field(False, description="take sequences only while no other executor of the model does")
     status_file: Path | None = Field(None, description="a file that exists while this executor is attached")
 
     model: str = Field("", description="model folder, GGUF file, or hub id; empty: the embedded model")

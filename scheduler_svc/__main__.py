@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import structlog
 import zmq
 
 from common.logs import configure_logs
+from scheduler_svc.admin.key import AdminKey
 from scheduler_svc.batches.database import check_storage
 from scheduler_svc.keys import read_keys
 from scheduler_svc.loop import CoreLoop
@@ -25,7 +27,8 @@ def main() -> int:
         if settings.api_keys is not None:
             read_keys(settings.api_keys)
         listener = listen(settings.host, settings.port)
-        loop = CoreLoop(settings, listener)
+        admin_listener = _listen_for_admin(settings)
+        loop = CoreLoop(settings, listener, admin_listener)
     except PortTaken as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -37,8 +40,23 @@ def main() -> int:
         return 1
     host, port = listener.getsockname()[:2]
     log.info("listening", url=f"http://{host}:{port}", executors=settings.executor_bind)
+    if admin_listener is not None:
+        host, port = admin_listener.getsockname()[:2]
+        log.info("admin API", url=f"http://{host}:{port}", key=settings.admin_key_file is not None)
     loop.run()
     return 0
+
+
+def _listen_for_admin(settings: SchedulerSettings) -> socket.socket | None:
+    """The listening socket of the admin API, where one is wanted. Raises `PortTaken`, OSError, ValueError."""
+    if settings.admin_port is None:
+        return None
+    if settings.admin_key_file is not None:
+        AdminKey.read(settings.admin_key_file)
+    try:
+        return listen(settings.admin_host, settings.admin_port)
+    except PortTaken as error:
+        raise PortTaken(f"admin API: {error}") from error
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from common.wire import (
     decode,
     encode,
 )
+from scheduler_svc.admin.desk import AdminDesk
 from scheduler_svc.core import Scheduler, account_of
 from scheduler_svc.membership import Membership
 from scheduler_svc.plan_log import PlanLog, RecordedScheduler
@@ -69,7 +70,10 @@ def _scheduler(settings: SchedulerSettings, plan_log: PlanLog | None) -> Schedul
 class CoreLoop:
     """Owns the sockets. `run` returns when the service has been stopped."""
 
-    def __init__(self, settings: SchedulerSettings, listener: socket.socket) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, listener: socket.socket, admin_listener: socket.socket | None = None
+    ) -> None:
+        """`listener`: the listening socket of the REST API; `admin_listener`: that of the admin API, where wanted."""
         self._settings = settings
         self._plan_log = _plan_log(settings)
         self._scheduler = _scheduler(settings, self._plan_log)
@@ -86,9 +90,11 @@ class CoreLoop:
             heartbeat_ms=settings.heartbeat_ms,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             iteration_timeout_s=settings.iteration_timeout_s,
+            iteration_floor_s=settings.iteration_floor_s,
             encode_plan=self._scheduler.encoded if isinstance(self._scheduler, RecordedScheduler) else encode,
         )
         self._supervisor = Supervisor(settings, listener, address)
+        self._desk = None if admin_listener is None else self._open_desk(admin_listener)
         self._announced: list[str] = []
         self._peers: list[bytes] = []
         """Frontends by their number in the core."""
@@ -101,6 +107,14 @@ class CoreLoop:
         self._poller = zmq.Poller()
         for readable in (self._frontends, self._executors, self._monitor, self._wake_read.fileno()):
             self._poller.register(readable, zmq.POLLIN)
+        if self._desk is not None:
+            self._poller.register(self._desk.socket, zmq.POLLIN)
+
+    def _open_desk(self, listener: socket.socket) -> AdminDesk:
+        address, key_file = f"ipc://{self._run_dir}/admin.sock", self._settings.admin_key_file
+        key_flags = [] if key_file is None else ["--key-file", str(key_file)]
+        self._supervisor.add("admin", listener, "scheduler_svc.admin", "--core", address, *key_flags)
+        return AdminDesk(frontend_socket(self._context, address), self._scheduler, self._membership)
 
     # --- life ---
 
@@ -144,11 +158,14 @@ class CoreLoop:
         self._executors.disable_monitor()
         self._monitor.close(0)
         self._frontends.close()
+        if self._desk is not None:
+            self._desk.socket.close()
         self._executors.close()
         self._context.term()
         if self._plan_log is not None:
             self._plan_log.close()
-        (self._run_dir / "core.sock").unlink(missing_ok=True)
+        for name in ("core.sock", "admin.sock"):
+            (self._run_dir / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files may lie in a folder that the operator chose
             self._run_dir.rmdir()
         log.info("stopped")
@@ -179,6 +196,8 @@ class CoreLoop:
             self._drain_executors(now)
         if self._frontends in ready:
             self._drain_frontends(now)
+        if self._desk is not None and self._desk.socket in ready:
+            self._desk.serve(now)
         dues = [self._membership.check(now)]
         if self._stopping_since is None:
             dead, due = self._supervisor.check(now)

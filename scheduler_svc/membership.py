@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from common.wire import (
 )
 from scheduler_svc.core import AttachError, Lane, LaneError, Scheduler
 from scheduler_svc.core.config import Preemption
+from scheduler_svc.core.pacing import Deadline
 
 log = structlog.get_logger()
 
@@ -33,6 +35,8 @@ Send = Callable[[bytes, bytes], bool]
 """(peer, message) -> whether the peer was there to take it."""
 
 REFUSAL_LOG_S = 30.0
+MAX_LOSSES = 256
+"""Names of executors whose last loss is remembered."""
 PROBE_S = 1.0
 """ZeroMQ tells of a broken connection a little before it drops the route to it; probe so long for whose it was."""
 
@@ -46,8 +50,28 @@ class Executor:
     incarnation: bytes
     lane: Lane
     alive_at: float
+    device: str = ""
+    attached_at: float = 0.0
+    drain_by: float | None = None
+    """When its lane gives back what no other has had room for."""
+    is_at_rest: bool = False
+    """It was found paused, with nothing left to do."""
     deadline: float | None = None
     """When the iteration in flight must be back."""
+    allowed: Deadline | None = None
+    """How long the newest iteration may take."""
+
+    @property
+    def state(self) -> str:
+        """For operators: `attached`, `spare` (and standing by), `draining`, `paused`, or `leaving`."""
+        lane = self.lane
+        if lane.admits:
+            return "attached"
+        if lane.stands_by:
+            return "spare"
+        if not lane.stays:
+            return "leaving"
+        return "draining" if lane.num_running else "paused"
 
 
 class Membership:
@@ -61,11 +85,12 @@ class Membership:
         heartbeat_ms: int,
         heartbeat_timeout_s: float,
         iteration_timeout_s: float,
+        iteration_floor_s: float = 10.0,
         encode_plan: Callable[[Plan], bytes] = encode,
     ) -> None:
         self._scheduler, self._send, self._encode_plan = scheduler, send, encode_plan
         self._heartbeat_ms, self._heartbeat_timeout_s = heartbeat_ms, heartbeat_timeout_s
-        self._iteration_timeout_s = iteration_timeout_s
+        self._iteration_timeout_s, self._iteration_floor_s = iteration_timeout_s, iteration_floor_s
         self._by_peer: dict[bytes, Executor] = {}
         self._by_epoch: dict[int, Executor] = {}
         self._probe_until = 0.0
@@ -73,8 +98,17 @@ class Membership:
         """Refusals of the same executor are not logged again before."""
         self.models_changed = False
         """Set when a lane came or went; the loop tells the frontends and clears it."""
+        self.losses: dict[str, tuple[str, float]] = {}
+        """Why and when an executor of this name was lost last; the newest loss comes last."""
         self.num_junk = 0
+        self.num_overdue: Counter[str] = Counter()
+        """Executors lost over a late iteration, by what its deadline followed from."""
         self.last_plan_bytes = 0
+
+    @property
+    def executors(self) -> list[Executor]:
+        """Those attached, in the order of their coming."""
+        return list(self._by_epoch.values())
 
     # --- messages ---
 
@@ -107,6 +141,7 @@ class Membership:
             case Leaving() if executor is not None:
                 log.info("executor is leaving", executor=executor.name, reason=message.reason)
                 self._scheduler.leave(executor.lane, now)
+                self.models_changed = True
             case _:
                 self._junk(peer, f"unexpected {type(message).__name__}", now)
 
@@ -139,7 +174,7 @@ class Membership:
         refusal = self._name_taken(hello, now)
         if refusal is None:
             try:
-                lane = self._scheduler.attach(hello.name, hello.model, hello.limits, now)
+                lane = self._scheduler.attach(hello.name, hello.model, hello.limits, now, spare=hello.spare)
             except AttachError as error:
                 refusal = Refused(str(error), retry=True)
         if refusal is not None:
@@ -147,7 +182,7 @@ class Membership:
             self._send(peer, encode(refusal))
             return
         self._quiet_until.clear()
-        executor = Executor(peer, hello.name, hello.incarnation, lane, now)
+        executor = Executor(peer, hello.name, hello.incarnation, lane, now, hello.device, now)
         self._by_peer[peer] = self._by_epoch[lane.epoch] = executor
         self.models_changed = True
         self._send(peer, encode(Welcome(lane.epoch, self._heartbeat_ms)))
@@ -159,6 +194,7 @@ class Membership:
             device=hello.device,
             blocks=hello.limits.num_blocks,
             seats=lane.seats,
+            state=executor.state,
         )
         if self._scheduler.config.preemption is Preemption.SWAP and not hello.limits.num_host_blocks:
             log.warning("nothing can be swapped: the executor has no host blocks", executor=hello.name)
@@ -206,15 +242,26 @@ class Membership:
             plan = self._scheduler.plan(lane, now)
             if plan is None:
                 if lane.draining and not lane.num_running:
-                    self._let_go(executor, now)
+                    self._end_drain(executor, now)
                 continue
             data = self._encode_plan(plan)
             self.last_plan_bytes = len(data)
-            executor.deadline = now + self._iteration_timeout_s
+            assert lane.in_flight is not None
+            executor.allowed = lane.pace.deadline(
+                lane.in_flight.num_tokens, self._iteration_floor_s, self._iteration_timeout_s
+            )
+            executor.deadline = now + executor.allowed.seconds
             if not self._send(executor.peer, data):
                 self.lose(executor, now, "connection lost")
 
-    def _let_go(self, executor: Executor, now: float) -> None:
+    def _end_drain(self, executor: Executor, now: float) -> None:
+        """A lane is empty: let its executor go, or note that it is paused."""
+        executor.drain_by = None
+        if executor.lane.stays:
+            if not executor.is_at_rest:
+                log.info("executor paused", executor=executor.name)
+            executor.is_at_rest = True
+            return
         log.info("executor drained", executor=executor.name)
         self._send(executor.peer, encode(Drain(executor.lane.epoch)))
         self._forget(executor)
@@ -235,20 +282,41 @@ class Membership:
                 self.lose(executor, now, "connection lost")
             elif now - executor.alive_at > self._heartbeat_timeout_s:
                 self.lose(executor, now, f"no sign of life for {now - executor.alive_at:.1f} s")
-            elif executor.deadline is not None and now > executor.deadline:
-                self.lose(executor, now, f"no result within {self._iteration_timeout_s:g} s")
+            elif executor.deadline is not None and executor.allowed is not None and now > executor.deadline:
+                seconds, source = executor.allowed
+                self.num_overdue[source] += 1
+                self.lose(executor, now, f"no result within {seconds:.3g} s (deadline: {source})")
             else:
+                if executor.drain_by is not None:
+                    due.append(self._check_drain(executor, now))
                 due.append(executor.alive_at + self._heartbeat_timeout_s - now)
                 if executor.deadline is not None:
                     due.append(executor.deadline - now)
         return min(due, default=None)
 
+    def _check_drain(self, executor: Executor, now: float) -> float:
+        """Empty a lane that has been draining too long. Returns seconds until it is, 0 when it is time."""
+        assert executor.drain_by is not None
+        if now < executor.drain_by:
+            return executor.drain_by - now
+        log.info("drained too long: what is left goes back to the queue", executor=executor.name)
+        executor.drain_by = None
+        self._scheduler.vacate(executor.lane, now)
+        return 0.0
+
     def lose(self, executor: Executor, now: float, reason: str, guilty: list[int] | None = None) -> None:
         """End an executor's epoch; its sequences wait for another one."""
         log.warning("executor lost", executor=executor.name, epoch=executor.lane.epoch, reason=reason)
         self._forget(executor)
+        self._note_loss(executor.name, reason, now)
         self._scheduler.detach(executor.lane, now, guilty=guilty or (), reason=reason)
         self._send(executor.peer, encode(Reset(executor.lane.epoch, reason[:1000])))
+
+    def _note_loss(self, name: str, reason: str, now: float) -> None:
+        self.losses.pop(name, None)
+        self.losses[name] = reason, now
+        if len(self.losses) > MAX_LOSSES:
+            del self.losses[next(iter(self.losses))]
 
     def _forget(self, executor: Executor) -> None:
         del self._by_peer[executor.peer]

@@ -43,6 +43,7 @@ CATALOGUE: dict[str, Metric] = {
     "vllm:request_queue_time_seconds": Metric("histogram", "From a sequence's arrival to its first seat.", SECONDS),
     "vllm:iteration_tokens_total": Metric("histogram", "Tokens computed in an iteration.", TOKENS),
     "gilir_lanes": Metric("gauge", "Executors attached."),
+    "gilir_executor_state": Metric("gauge", "What an attached executor does, as a label; always 1."),
     "gilir_live_sequences": Metric("gauge", "Sequences waiting or running."),
     "gilir_kv_blocks_referenced": Metric("gauge", "KV blocks that live sequences hold."),
     "gilir_kv_blocks_cached": Metric("gauge", "KV blocks that hold only reusable prefixes."),
@@ -54,6 +55,10 @@ CATALOGUE: dict[str, Metric] = {
     "gilir_swapped_blocks": Metric("counter", "KV blocks moved between device and host memory, by direction."),
     "gilir_recomputed_tokens": Metric("counter", "Tokens computed once more after their KV was given up."),
     "gilir_executors_lost": Metric("counter", "Executors lost: death, silence, overdue or faulty results."),
+    "gilir_iterations_overdue": Metric(
+        "counter", "Executors lost over a late iteration, by what its deadline came from."
+    ),
+    "gilir_iteration_deadline_seconds": Metric("gauge", "How long the executor's newest iteration may take."),
     "gilir_iterations": Metric("counter", "Iterations applied."),
     "gilir_junk_messages": Metric("counter", "Messages dropped because the protocol does not allow them."),
 }

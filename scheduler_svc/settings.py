@@ -35,6 +35,12 @@ class SchedulerSettings(ServiceSettings):
     allow_insecure_bind: bool = Field(False, description="let executors dial over a network without CURVE keys")
     run_dir: Path | None = Field(None, description="folder of the frontends' socket; none: a fresh private one")
 
+    admin_host: str = Field("127.0.0.1", description="address of the admin API")
+    admin_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the admin API; 0 takes a free one; none: there is no admin API"
+    )
+    admin_key_file: Path | None = Field(None, description="file with the key that requests to the admin API bring")
+
     max_num_seqs: int = Field(256, ge=1, le=65535, description="sequences that run on one executor at a time")
     max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one iteration")
     batching: Literal["iteration", "request"] = Field("iteration", description="when the batch may change")
@@ -71,6 +77,7 @@ class SchedulerSettings(ServiceSettings):
     heartbeat_ms: int = Field(500, ge=10, description="executors show a sign of life this often")
     heartbeat_timeout_s: float = Field(3.0, gt=0, description="an executor silent for so long is lost")
     iteration_timeout_s: float = Field(60.0, gt=0, description="an executor that takes longer for a plan is lost")
+    iteration_floor_s: float = Field(10.0, gt=0, description="least of the deadline learned from measured iterations")
     frontend_timeout_s: float = Field(
         20.0, ge=3, description="a frontend or the batch runner, silent for so long, is started anew"
     )
@@ -104,6 +111,8 @@ class SchedulerSettings(ServiceSettings):
             )
         if (self.curve_secret_key is None) != (self.curve_client_keys is None):
             raise ValueError("curve-secret-key and curve-client-keys go together")
+        if self.admin_port is not None and self.admin_key_file is None and not is_loopback(self.admin_host):
+            raise ValueError(f"admin-host {self.admin_host} is open to the network: give admin-key-file")
         if self.heartbeat_timeout_s * 1000 < 2 * self.heartbeat_ms:
             raise ValueError("heartbeat-timeout-s must be at least twice heartbeat-ms")
         if self.batch_database is not None and not self.batch_database.startswith(("postgresql://", "postgres://")):

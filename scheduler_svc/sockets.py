@@ -43,7 +43,7 @@ def private_folder(chosen: Path | None) -> Path:
 
 
 def frontend_socket(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """Bind the socket of the frontends."""
+    """Bind the socket of the frontends, or that of the admin process."""
     socket = _router(context)
     socket.bind(address)
     return socket

@@ -6,6 +6,7 @@ from collections import Counter
 
 from common.wire import EndReason, Stats
 from scheduler_svc.core import Scheduler
+from scheduler_svc.core.pacing import SOURCES
 from scheduler_svc.membership import Membership
 from scheduler_svc.metrics import metric_key
 
@@ -20,7 +21,7 @@ FINISHED_REASONS = {
 
 def gather(scheduler: Scheduler, membership: Membership, *, stopping: bool) -> Stats:
     """A beat: readiness, gauges, counters and histograms."""
-    serving = any(not lane.draining for lane in scheduler.lanes.values())
+    serving = any(lane.admits for lane in scheduler.lanes.values())
     return Stats(
         ready=serving and not stopping,
         stopping=stopping,
@@ -49,6 +50,11 @@ def _gauges(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         gauges[metric_key("gilir_seats", **labels)] = 0 if lane.draining else lane.seats
         sizes = {"block_size": str(lane.block_size), "num_gpu_blocks": str(pool.num_blocks)}
         gauges[metric_key("vllm:cache_config_info", **sizes, **labels)] = 1
+    for executor in membership.executors:
+        labels = {"model_name": executor.lane.model.name, "engine": executor.name}
+        gauges[metric_key("gilir_executor_state", **labels, state=executor.state)] = 1
+        if executor.allowed is not None:
+            gauges[metric_key("gilir_iteration_deadline_seconds", **labels)] = executor.allowed.seconds
     return gauges
 
 
@@ -70,6 +76,7 @@ def _counters(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         "gilir_recomputed_tokens": counters.recomputed_tokens,
         "gilir_iterations": counters.iterations,
         "gilir_executors_lost": counters.lanes_lost,
+        **{metric_key("gilir_iterations_overdue", deadline=s): membership.num_overdue[s] for s in SOURCES},
         "gilir_junk_messages": membership.num_junk,
     }
 

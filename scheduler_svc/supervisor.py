@@ -1,4 +1,4 @@
-"""Starts the core's clients: the frontends on one listening socket, and what runs batches. Starts a dead one anew."""
+"""Starts the child processes: frontends, what runs batches, the admin API. Starts a dead one anew."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ STABLE_S = 10.0
 
 
 class PortTaken(Exception):
-    """The REST address cannot be bound."""
+    """An address for HTTP cannot be bound."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The listening socket that all frontends accept from. Raises `PortTaken` with a plain text."""
+    """A listening socket that children accept from. Raises `PortTaken` with a plain text."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -45,8 +45,9 @@ def listen(host: str, port: int) -> socket.socket:
 class _Child:
     name: str
     """Also its identity towards the core."""
-    module: str
-    flags: list[str]
+    command: list[str]
+    fd: int | None
+    """The listening socket that it inherits."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     failures: int = 0
@@ -56,37 +57,48 @@ class _Child:
 
 
 class Supervisor:
-    """The children. `check` is called by the core's loop; it never blocks."""
+    """The core's clients, and what else is added. `check` is called by the core's loop; it never blocks."""
 
     def __init__(self, settings: SchedulerSettings, listener: socket.socket, core_address: str) -> None:
-        self._settings, self._listener, self._core_address = settings, listener, core_address
+        self._settings = settings
         self._checked_at = 0.0
-        module, flags = "scheduler_svc.frontend", ["--fd", str(listener.fileno())]
-        self._children = [_Child(f"frontend-{i}", module, flags) for i in range(settings.frontends)]
+        self._children: list[_Child] = []
+        for i in range(settings.frontends):
+            self._add_client(f"frontend-{i}", "scheduler_svc.frontend", core_address, listener)
         if settings.serves_batches:
-            flags = ["--batch-max-in-flight", str(settings.batch_max_in_flight)]
-            flags += ["--batch-model-wait-s", str(settings.batch_model_wait_s)]
-            self._children.append(_Child("batch-runner", "scheduler_svc.batches", flags))
+            limits = ["--batch-max-in-flight", str(settings.batch_max_in_flight)]
+            limits += ["--batch-model-wait-s", str(settings.batch_model_wait_s)]
+            self._add_client("batch-runner", "scheduler_svc.batches", core_address, None, *limits)
+
+    def add(self, name: str, listener: socket.socket | None, module: str, *flags: str) -> None:
+        """One more child: `module` as a program, with these flags, `--fd` of the listener, and those of the log."""
+        command = [sys.executable, "-m", module, *flags]
+        command += ["--log-format", self._settings.log_format, "--log-level", self._settings.log_level]
+        fd = None if listener is None else listener.fileno()
+        if fd is not None:
+            command += ["--fd", str(fd)]
+        self._children.append(_Child(name, command, fd))
+
+    def _add_client(
+        self, name: str, module: str, core_address: str, listener: socket.socket | None, *flags: str
+    ) -> None:
+        """A frontend, or what takes its requests from elsewhere."""
+        settings = self._settings
+        limits = [
+            *("--grace-s", str(settings.grace_s)),
+            *("--max-body-mb", str(settings.max_body_mb), "--max-bodies-mb", str(settings.max_bodies_mb)),
+            *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
+            "--open-metrics" if settings.open_metrics else "--no-open-metrics",
+        ]
+        if settings.batch_dir is not None:
+            limits += ["--batch-dir", str(settings.batch_dir)]
+        if settings.api_keys is not None:
+            limits += ["--api-keys", str(settings.api_keys)]
+        self.add(name, listener, module, "--core", core_address, "--name", name, *limits, *flags)
 
     def start(self, now: float) -> None:
         for child in self._children:
             self._spawn(child, now)
-
-    def _command(self, child: _Child) -> list[str]:
-        settings = self._settings
-        command = [
-            *(sys.executable, "-m", child.module, "--core", self._core_address, "--name", child.name, *child.flags),
-            *("--grace-s", str(settings.grace_s)),
-            *("--max-body-mb", str(settings.max_body_mb), "--max-bodies-mb", str(settings.max_bodies_mb)),
-            *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
-            *("--log-format", settings.log_format, "--log-level", settings.log_level),
-            "--open-metrics" if settings.open_metrics else "--no-open-metrics",
-        ]
-        if settings.batch_dir is not None:
-            command += ["--batch-dir", str(settings.batch_dir)]
-        if settings.api_keys is not None:
-            command += ["--api-keys", str(settings.api_keys)]
-        return command
 
     def _environment(self) -> dict[str, str]:
         """Ours, with what is secret: a command line can be read by every user of the machine."""
@@ -102,9 +114,9 @@ class Supervisor:
         child.started_at, child.heard_at = now, None
         try:
             child.process = subprocess.Popen(
-                self._command(child),
+                child.command,
                 env=self._environment(),
-                pass_fds=[self._listener.fileno()] if "--fd" in child.flags else [],
+                pass_fds=[] if child.fd is None else [child.fd],
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )

@@ -143,6 +143,8 @@ class Hello(Message):
     device: Annotated[str, NAME]
     limits: Annotated[Limits, Part(Limits)]
     model: Annotated[ModelCard, Part(ModelCard)]
+    spare: Annotated[bool, BOOL] = False
+    """It takes sequences only while no other executor of its model does."""
 
 
 def hello_protocol(data: bytes) -> int | None:

@@ -30,6 +30,15 @@ def misfit(request: Submit, model: ModelCard, kv_tokens: int) -> str:
     return ""
 
 
+def outlived(sequence: Sequence, model: ModelCard) -> str:
+    """Why a newly attached model cannot go on with a waiting sequence; empty when it can."""
+    if sequence.num_generated and sequence.fingerprint != model.fingerprint:
+        return "the model was replaced while the answer was being written"
+    if sequence.max_length > model.max_model_len or int(sequence.tokens.max()) >= model.vocab_size:
+        return "the model was replaced by one that cannot hold this request"
+    return ""
+
+
 def overload(
     request: Submit, queues: Iterable[ModelQueue], config: SchedulerConfig, drain_rate: DrainRate
 ) -> Ended | None:

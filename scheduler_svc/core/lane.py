@@ -63,7 +63,15 @@ class PlanChanges:
 class Lane:
     """State of one attachment (epoch) of one executor. Numpy columns are indexed by slot."""
 
-    def __init__(self, epoch: int, name: str, model: ModelCard, limits: Limits, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        name: str,
+        model: ModelCard,
+        limits: Limits,
+        config: SchedulerConfig,
+        spare: bool = False,
+    ) -> None:
         self.epoch, self.name, self.model, self.limits, self.config = epoch, name, model, limits, config
         self.block_size = limits.block_size
         self.token_budget = min(config.max_num_batched_tokens, limits.max_num_batched_tokens)
@@ -77,6 +85,15 @@ class Lane:
         self.pace = Pace()
         self.watermark_blocks = int(config.watermark * limits.num_blocks)
         self.draining = False
+        """Its sequences move to others, and it takes no new ones."""
+        self.stays = False
+        """When it is drained, it stays attached, paused, until it is resumed."""
+        self.must_empty = False
+        """It has been draining too long: what no other lane has room for goes back to the queue all the same."""
+        self.spare = spare
+        """It takes sequences only while no lane of its model that is none does."""
+        self.stands_by = False
+        """It is a spare, and there is such a lane."""
         self.last_ticket = 0
         """The newest sequence that waited at the last plan, see `Sequence.ticket`."""
         self.num_departures = 0
@@ -125,6 +142,11 @@ class Lane:
         self.prefilling: list[Sequence] = []
 
     @property
+    def admits(self) -> bool:
+        """Whether it takes new sequences."""
+        return not (self.draining or self.stands_by)
+
+    @property
     def num_running(self) -> int:
         return self.seats - len(self.free_slots)
 
@@ -134,6 +156,13 @@ class Lane:
 
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.occupant if sequence is not None]
+
+    def members_in_flight(self) -> set[Sequence]:
+        """Who is in the iteration in flight."""
+        if self.in_flight is None:
+            return set()
+        rows = {self.occupant[slot] for slot in self.in_flight.decodes.tolist()}
+        return {sequence for sequence in rows if sequence is not None} | {s for s, _ in self.in_flight.prefills}
 
     def table(self, slot: int) -> list[int]:
         """Block table of a slot, as a list."""

@@ -1,6 +1,8 @@
-"""Learns how long iterations take, and how much prefill may ride along within a time between tokens."""
+"""Learns how long iterations take: how much prefill may ride along within a time, and when an iteration is late."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +11,22 @@ MEMORY = 0.98
 MIN_OBSERVED = 8
 MIN_RIDE = 16
 """Prefill tokens that may always ride along: a prompt must get on."""
+SLACK = 20.0
+"""An iteration is late when it takes so many times as long as the slowest of its size took lately. A busy machine slows
+iterations by a few times, and what it slows is learned; a hang has no end."""
+FADING = 0.999
+"""What the slowest iteration of a size took counts so much less with each newer one of that size."""
+NUM_SIZES = 26
+SOURCES = ("limit", "floor", "learned")
+"""What a deadline can follow from: the limit that holds for all, the floor, or the times seen."""
+
+
+class Deadline(NamedTuple):
+    """How long an iteration may take."""
+
+    seconds: float
+    source: str
+    """One of `SOURCES`."""
 
 
 class Pace:
@@ -26,11 +44,15 @@ class Pace:
         self.num_observed = 0
         self.mean_s = 0.0
         """Smoothed seconds of an iteration; 0 before the first."""
+        self._slowest = [0.0] * NUM_SIZES
+        """At i: seconds that the slowest iteration of 2**(i-1) to 2**i - 1 tokens took lately; 0: none was seen."""
 
     def observe(self, num_decodes: int, num_prefill_tokens: int, seconds: float, *, fit: bool) -> None:
         """An iteration took so long from plan to result. Without `fit` only the mean is learned."""
         self.num_observed += 1
         self.mean_s += (seconds - self.mean_s) * (0.1 if self.num_observed > 1 else 1.0)
+        size = _size(num_decodes + num_prefill_tokens)
+        self._slowest[size] = max(seconds, FADING * self._slowest[size])
         if not fit:
             return
         kind = int(num_prefill_tokens > 0)
@@ -54,3 +76,33 @@ class Pace:
         if prefill <= 0:
             return guess
         return int(min(budget, max(MIN_RIDE, left / prefill)))
+
+    @property
+    def slowest_s(self) -> float:
+        """Seconds that the slowest iteration took lately; 0 before the first."""
+        return max(self._slowest)
+
+    def deadline(self, num_tokens: int, floor_s: float, limit_s: float) -> Deadline:
+        """How long an iteration of so many tokens may take: `SLACK` times what is expected of it by the times seen, at
+        least `floor_s`, and never more than `limit_s`, which holds alone while little was seen.
+
+        Larger iterations than any seen are expected to take longer in proportion.
+        """
+        if self.num_observed < MIN_OBSERVED:
+            return Deadline(limit_s, "limit")
+        size = _size(num_tokens)
+        expected = max(self._slowest[: size + 1])
+        if not self._slowest[size]:
+            largest = next((i for i in range(size - 1, -1, -1) if self._slowest[i]), 0)
+            if not largest:
+                return Deadline(limit_s, "limit")
+            expected = max(expected, self._slowest[largest] * num_tokens / (1 << (largest - 1)))
+        seconds = SLACK * expected
+        if max(seconds, floor_s) >= limit_s:
+            return Deadline(limit_s, "limit")
+        return Deadline(seconds, "learned") if seconds > floor_s else Deadline(floor_s, "floor")
+
+
+def _size(num_tokens: int) -> int:
+    """The place of iterations of so many tokens among the sizes, which double."""
+    return min(num_tokens.bit_length(), NUM_SIZES - 1)

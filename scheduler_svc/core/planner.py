@@ -42,11 +42,11 @@ class Planner:
             prefills_first = lane.num_prefills_in_a_row < MAX_PREFILLS_IN_A_ROW or not len(lane.decoding)
             if prefills_first:
                 self._plan_prefills(may_admit=True)
-            elif not lane.draining:
+            elif lane.admits:
                 self.queue.all_blocked(WaitReason.POLICY, self.now)
             lane.num_prefills_in_a_row = lane.num_prefills_in_a_row + 1 if self.chunks else 0
             if not self.chunks:
-                if self._grow_decodes() and not lane.draining:
+                if self._grow_decodes() and lane.admits:
                     self.queue.blocked(self.queue.head(), WaitReason.KV_BLOCKS, [], self.now)
                 decodes = lane.decoding
                 if not len(decodes) and not prefills_first:
@@ -140,7 +140,7 @@ class Planner:
         for sequence in under_way:
             if not sequence.is_long:
                 self._take(sequence, self._left(longs))
-        if lane.draining:
+        if not lane.admits:
             pass
         elif not may_admit:
             self.queue.blocked(self.queue.head(), WaitReason.KV_BLOCKS, [], self.now)

@@ -1,6 +1,7 @@
 """The scheduler: a handful of verbs on queues and lanes. Pure: no I/O, no clock, no randomness.
 
-`submit`, `abort`, `attach`, `detach`, `plan`, `apply`, `expire`. What frontends must be told gathers in `outbox`.
+`submit`, `abort`, `attach`, `detach`, `pause`, `resume`, `plan`, `apply`, `expire`. What frontends must be told gathers
+in `outbox`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from dataclasses import replace
 
 from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit
 from common.wire.codec import Message
-from scheduler_svc.core.applier import Applied, apply_result
+from scheduler_svc.core.applier import apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.drain_rate import DrainRate
-from scheduler_svc.core.intake import misfit, overload, sequences_of
+from scheduler_svc.core.intake import misfit, outlived, overload, sequences_of
+from scheduler_svc.core.invariants import check
 from scheduler_svc.core.key_usage import KeyUsage
-from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
+from scheduler_svc.core.lane import Lane, drop_swapped
 from scheduler_svc.core.model_queue import ModelQueue
+from scheduler_svc.core.observing import observe
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.reasons import why_aside
 from scheduler_svc.core.reporting import prompt_scores, token_messages
@@ -52,7 +55,7 @@ class Scheduler:
         """The same, by request id, then number; clients may use one id for many requests."""
         self.key_usage = KeyUsage()
         self._vacant_since: dict[str, float] = {}
-        """Since when a known model has had no lane."""
+        """Since when a known model has had no lane that takes sequences."""
         self._num_submitted = 0
         self._last_epoch = first_epoch - 1
         self._drain_rate = DrainRate()
@@ -144,26 +147,25 @@ class Scheduler:
     def lanes_of(self, model: str) -> list[Lane]:
         return [lane for lane in self.lanes.values() if lane.model.name == model]
 
-    def attach(self, name: str, model: ModelCard, limits: Limits, now: float) -> Lane:
+    def attach(self, name: str, model: ModelCard, limits: Limits, now: float, *, spare: bool = False) -> Lane:
         """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit."""
         for lane in self.lanes_of(model.name):
             check_alike(lane, model, limits)
         self._make_room(model)
         try:
-            lane = Lane(self._last_epoch + 1, name, model, limits, self.config)
+            lane = Lane(self._last_epoch + 1, name, model, limits, self.config, spare)
         except MemoryError:
             raise AttachError(f"no memory for the state of {limits.max_num_seqs} sequences of this length") from None
         self._last_epoch = lane.epoch
         self.lanes[lane.epoch] = lane
         self.models[model.name] = model
-        self._measure_capacity(model.name)
-        self._vacant_since.pop(model.name, None)
         queue = self.queues.setdefault(model.name, ModelQueue(self.config, self.counters))
         queue.long_threshold = self.config.long_threshold(min(o.token_budget for o in self.lanes_of(model.name)))
         for sequence in list(queue):
-            self._refit(sequence, model, now)
-        self._end_too_large(model.name, now)
-        queue.all_blocked(WaitReason.POLICY, now)
+            text = outlived(sequence, model)
+            if text:
+                self._end(sequence, EndReason.FAILED, now, text)
+        self._more_admit(model.name, now)
         return lane
 
     def _make_room(self, model: ModelCard) -> None:
@@ -171,19 +173,26 @@ class Scheduler:
         for vacant in list(self._vacant_since):
             if cards_fit(self.models, model):
                 return
-            if vacant != model.name and not len(self.queues[vacant]):
+            if vacant != model.name and not len(self.queues[vacant]) and not self.lanes_of(vacant):
                 for table in (self.models, self.queues, self.kv_capacity, self._vacant_since):
                     del table[vacant]
         if not cards_fit(self.models, model):
             raise AttachError("the models served make too many or too large cards for one more")
 
     def is_offered(self, model: str, now: float) -> bool:
-        """Whether requests for a known model are accepted: it has a lane, or had one within the hold time."""
+        """Whether requests for a known model are accepted: a lane takes them, or did within the hold time."""
         return model not in self._vacant_since or now - self._vacant_since[model] < self.config.hold_s
 
     def _admitting(self, model: str) -> list[Lane]:
         """Lanes that take new sequences."""
-        return [lane for lane in self.lanes_of(model) if not lane.draining]
+        return [lane for lane in self.lanes_of(model) if lane.admits]
+
+    def _review_spares(self, model: str) -> None:
+        """Spares stand by while another lane of their model takes sequences."""
+        lanes = self.lanes_of(model)
+        is_served = any(not lane.spare and not lane.draining for lane in lanes)
+        for lane in lanes:
+            lane.stands_by = lane.spare and not lane.draining and is_served
 
     def _measure_capacity(self, model: str) -> None:
         """Note the largest pool among the lanes that take new sequences; where there are none, it stays as it was."""
@@ -196,13 +205,6 @@ class Scheduler:
             if sequence.max_length - 1 > self.kv_capacity[model]:
                 self._end(sequence, EndReason.FAILED, now, "no executor that is left has room for this request")
 
-    def _refit(self, sequence: Sequence, model: ModelCard, now: float) -> None:
-        """End a waiting sequence that the newly attached model cannot go on with."""
-        if sequence.num_generated and sequence.fingerprint != model.fingerprint:
-            self._end(sequence, EndReason.FAILED, now, "the model was replaced while the answer was being written")
-        elif sequence.max_length > model.max_model_len or int(sequence.tokens.max()) >= model.vocab_size:
-            self._end(sequence, EndReason.FAILED, now, "the model was replaced by one that cannot hold this request")
-
     def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
         """Close a lane, which is lost where there is a `reason`. Its sequences wait again with their tokens; `guilty`
         slots end with an error.
@@ -212,9 +214,9 @@ class Scheduler:
         """
         del self.lanes[lane.epoch]
         self.counters.lanes_lost += bool(reason)
-        flight, lane.in_flight = lane.in_flight, None
         blamed = {lane.occupant[slot] for slot in guilty if slot < lane.seats}
-        members = self._members(lane, flight)
+        members = lane.members_in_flight()
+        lane.in_flight = None
         queue = self.queues[lane.model.name]
         for sequence in queue:
             if sequence.swapped is not None and sequence.swapped.lane is lane:
@@ -223,6 +225,7 @@ class Scheduler:
             lane.release(sequence, State.FINISHED if sequence.aborted else State.WAITING)
             if sequence.aborted:
                 continue
+            self._hold_anew(lane.model.name, now)
             if sequence in members:
                 sequence.strike()
             queue.add(sequence, now)
@@ -232,35 +235,65 @@ class Scheduler:
                 self._end(sequence, EndReason.FAILED, now, f"every executor that ran it failed; last: {reason}")
         self._fewer_admit(lane.model.name, now)
 
-    @staticmethod
-    def _members(lane: Lane, flight: InFlight | None) -> set[Sequence]:
-        """Who was in the iteration that was lost."""
-        if flight is None:
-            return set()
-        rows = {lane.occupant[slot] for slot in flight.decodes.tolist()}
-        return {sequence for sequence in rows if sequence is not None} | {s for s, _ in flight.prefills}
-
     def _fewer_admit(self, model: str, now: float) -> None:
         """One lane of a model fewer takes new sequences."""
-        self._note_lanes(model, now)
-        if not self.lanes_of(model):
-            self._vacant_since[model] = now
+        self._review_spares(model)
+        if not self._admitting(model):
+            self._vacant_since.setdefault(model, now)
+            reason = WaitReason.PAUSED if self.lanes_of(model) else WaitReason.NO_EXECUTOR
+            self.queues[model].all_blocked(reason, now)
             return
         self._measure_capacity(model)
         self._end_too_large(model, now)
 
-    def _note_lanes(self, model: str, now: float) -> None:
-        """Tell the queue when no lane looks at it."""
-        if not self._admitting(model):
-            reason = WaitReason.PAUSED if self.lanes_of(model) else WaitReason.NO_EXECUTOR
-            self.queues[model].all_blocked(reason, now)
+    def _more_admit(self, model: str, now: float) -> None:
+        """One lane of a model more takes new sequences, or stands by."""
+        self._review_spares(model)
+        self._vacant_since.pop(model, None)
+        self._measure_capacity(model)
+        self._end_too_large(model, now)
+        self.queues[model].all_blocked(WaitReason.POLICY, now)
 
     def leave(self, lane: Lane, now: float) -> None:
-        """An executor wants to go: give its lane no new sequence; from its next plan on its own move to others."""
-        if lane.draining:
-            return
-        lane.draining = True
-        self._fewer_admit(lane.model.name, now)
+        """An executor shall go: give its lane no new sequence; from its next plan on its own move to others."""
+        lane.stays = False
+        self._close(lane, now)
+
+    def pause(self, lane: Lane, now: float) -> None:
+        """As `leave`, but the executor stays, to be resumed. One that shall go already still goes."""
+        lane.stays = lane.stays or not lane.draining
+        self._close(lane, now)
+
+    def _close(self, lane: Lane, now: float) -> None:
+        if not lane.draining:
+            lane.draining = True
+            self._fewer_admit(lane.model.name, now)
+
+    def resume(self, lane: Lane, now: float) -> None:
+        """A lane that `pause` has closed takes new sequences again, with those it still has; on others: nothing."""
+        if lane.stays:
+            lane.draining = lane.stays = lane.must_empty = False
+            self._more_admit(lane.model.name, now)
+
+    def vacate(self, lane: Lane, now: float) -> None:
+        """From its next plan on, a lane that drains gives back also the sequences for which no other has room now."""
+        lane.must_empty = lane.draining
+
+    def _give_back(self, lane: Lane, now: float) -> None:
+        """Send a lane's sequences back to the queue, but for those that no lane which takes any could ever hold."""
+        model = lane.model.name
+        peers = self._admitting(model)
+        for sequence in sorted(lane.running(), key=lambda sequence: sequence.key):
+            if peers and not any(peer.could_hold(sequence) for peer in peers):
+                continue
+            lane.release(sequence, State.WAITING)
+            self.queues[model].add(sequence, now)
+            self._hold_anew(model, now)
+
+    def _hold_anew(self, model: str, now: float) -> None:
+        """Who has been served until now waits for an executor as long as any, where there is none."""
+        if model in self._vacant_since:
+            self._vacant_since[model] = now
 
     def drain(self, lane: Lane, now: float) -> None:
         """As `leave`, and move its sequences now, if it is idle. Those for whom no other lane has room finish here."""
@@ -296,7 +329,7 @@ class Scheduler:
                 due = until if due is None else min(due, until)
                 continue
             for sequence in list(self.queues[model]):
-                text = f"no executor came for the model {model!r} within {self.config.hold_s:g} s"
+                text = f"no executor served the model {model!r} within {self.config.hold_s:g} s"
                 self._end(sequence, EndReason.NO_EXECUTOR, now, text)
         return due
 
@@ -307,10 +340,17 @@ class Scheduler:
         model = lane.model.name
         if lane.draining:
             self._move_away(lane, now)
+            if lane.must_empty:
+                self._give_back(lane, now)
         peers = [other for other in self._admitting(model) if other is not lane]
         queue = self.queues[model]
         seating = Seating(lane, peers, queue, now)
-        return Planner(lane, queue, seating, self.counters, now).build()
+        preemptions = self.counters.preemptions
+        plan = Planner(lane, queue, seating, self.counters, now).build()
+        if not lane.admits and self.counters.preemptions > preemptions:
+            self._end_too_large(model, now)  # Who gave way here finds no seat here again.
+            self._hold_anew(model, now)
+        return plan
 
     def apply(self, lane: Lane, result: Result, now: float) -> None:
         """Take an iteration's outcome. Raises `LaneError` when it cannot be one; then `detach` the lane."""
@@ -319,7 +359,8 @@ class Scheduler:
             sequence.fingerprint = lane.model.fingerprint
             self.counters.time_to_first_token.observe(now - sequence.arrived)
             self.counters.prompt_tokens += sequence.prompt_length
-        self._count(lane, flight, applied, now)
+        queue = self.queues[lane.model.name]
+        observe(self.counters, self.key_usage, queue, lane, flight, applied, now)
         self.outbox.extend(token_messages(lane, result, applied))
         self.outbox.extend(prompt_scores(lane, result))
         for sequence, code in applied.finished:
@@ -332,21 +373,6 @@ class Scheduler:
         if applied.finished:
             others_wait = any(len(queue) for queue in self.queues.values())
             self._drain_rate.note(len(applied.finished), now, others_wait=others_wait)
-
-    def _count(self, lane: Lane, flight: InFlight, applied: Applied, now: float) -> None:
-        counters = self.counters
-        counters.iterations += 1
-        counters.generation_tokens += len(applied.slots)
-        counters.iteration_tokens.observe(flight.num_tokens)
-        counters.observe_gaps(lane.last_token_at[applied.slots], now)
-        lane.last_token_at[applied.slots] = now
-        num_decodes, seconds = len(flight.decodes), now - flight.planned_at
-        lane.pace.observe(num_decodes, flight.num_tokens - num_decodes, seconds, fit=self.config.target_itl_ms > 0)
-        queue = self.queues[lane.model.name]
-        queue.token_s = lane.pace.mean_s
-        if queue.share is not None and len(applied.slots):
-            queue.share.charge_generated(lane.tenant[applied.slots])
-        self.key_usage.charge_generated(lane.key_row[applied.wanted_slots], now)
 
     # --- questions ---
 
@@ -365,19 +391,6 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless membership, limits and conservation hold (DESIGN section 4)."""
-        for lane in self.lanes.values():
-            lane.check_invariants()
-        waiting = [s for queue in self.queues.values() for s in queue]
-        running = [s for lane in self.lanes.values() for s in lane.running()]
-        assert all(s.state is State.WAITING and s.lane is None for s in waiting)
-        assert len({id(s) for s in waiting + running}) == len(waiting) + len(running), "a sequence in two places"
-        live = {id(s) for s in self.live.values()}
-        fenced = {id(s) for s in running if s.aborted}
-        assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"
-        assert {id(s) for group in self.by_request.values() for s in group.values()} == live
+        check(self)
         assert len(self._timeouts) == sum(s.ends_at < math.inf for s in self.live.values())
         self.key_usage.check_invariants(self.live.values())
-        for lane in self.lanes.values():
-            swapped = [s.swapped for s in waiting if s.swapped is not None and s.swapped.lane is lane]
-            lane.host.check_invariants([kv.blocks for kv in swapped])
-        assert all(s.swapped is None for s in running)

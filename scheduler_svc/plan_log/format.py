@@ -49,7 +49,7 @@ class Kind(IntEnum):
     END_ALL = 14
     """reason, message."""
     ATTACH = 15
-    """name, number of the model card, packed limits."""
+    """name, number of the model card, packed limits, whether it is a spare."""
     DETACH = 16
     """epoch, guilty slots, reason."""
     DRAIN = 17
@@ -60,6 +60,12 @@ class Kind(IntEnum):
     NO_PLAN = 20
     """epoch: a plan was asked for, and there was nothing to run."""
     LEAVE = 22
+    """epoch."""
+    PAUSE = 30
+    """epoch."""
+    RESUME = 31
+    """epoch."""
+    VACATE = 32
     """epoch."""
     APPLY = 21
     """epoch, then an encoded Result, or (where it has no logprobs) iteration, tokens (raw little-endian int32), finish

@@ -14,7 +14,15 @@ from scheduler_svc.plan_log.messages import decode_as, unpack_card, unpack_limit
 from scheduler_svc.plan_log.segments import Frame, Segment, frames_of, segments
 from scheduler_svc.plan_log.snapshot import compare_states, pack_state, unpack_state
 
-ON_A_LANE = (Kind.DETACH, Kind.LEAVE, Kind.DRAIN, Kind.PLAN, Kind.NO_PLAN, Kind.APPLY)
+PLAIN_ON_A_LANE = {
+    Kind.LEAVE: Scheduler.leave,
+    Kind.PAUSE: Scheduler.pause,
+    Kind.RESUME: Scheduler.resume,
+    Kind.VACATE: Scheduler.vacate,
+    Kind.DRAIN: Scheduler.drain,
+}
+"""Verbs that are given a lane and the time."""
+ON_A_LANE = (Kind.DETACH, Kind.PLAN, Kind.NO_PLAN, Kind.APPLY, *PLAIN_ON_A_LANE)
 
 
 def sequence_name(lane: Lane, slot: int) -> str:
@@ -173,9 +181,9 @@ class Player:
                 scheduler.end_all(EndReason(reason), message, now)
             case Kind.EXPIRE, []:
                 scheduler.expire(now)
-            case Kind.ATTACH, [name, number, limits]:
+            case Kind.ATTACH, [name, number, limits, spare]:
                 card = unpack_card(self._cards[number])
-                lane = scheduler.attach(name, card, unpack_limits(limits), now)
+                lane = scheduler.attach(name, card, unpack_limits(limits), now, spare=spare)
                 return step._replace(lane=lane)
             case kind, [number, *rest] if kind in ON_A_LANE:
                 return self._perform_on_lane(step, self._lane(number), rest)
@@ -195,10 +203,8 @@ class Player:
             case Kind.DETACH, [guilty, reason]:
                 scheduler.detach(lane, now, guilty=guilty, reason=reason)
                 return step._replace(lane=lane, reason=reason)
-            case Kind.LEAVE, []:
-                scheduler.leave(lane, now)
-            case Kind.DRAIN, []:
-                scheduler.drain(lane, now)
+            case kind, [] if kind in PLAIN_ON_A_LANE:
+                PLAIN_ON_A_LANE[kind](scheduler, lane, now)
             case Kind.APPLY, packed:
                 result = unpack_result(lane.epoch, packed)
                 scheduler.apply(lane, result, now)

@@ -128,10 +128,10 @@ class RecordedScheduler(Scheduler):
         with self._frame(Kind.END_ALL, int(reason), message, now=now):
             super().end_all(reason, message, now)
 
-    def attach(self, name: str, model: ModelCard, limits: Limits, now: float) -> Lane:
+    def attach(self, name: str, model: ModelCard, limits: Limits, now: float, *, spare: bool = False) -> Lane:
         self._turn_over(Kind.ATTACH)  # now, lest the card stay in the segment before
-        with self._frame(Kind.ATTACH, name, self._card(model), pack_limits(limits), now=now):
-            return super().attach(name, model, limits, now)
+        with self._frame(Kind.ATTACH, name, self._card(model), pack_limits(limits), spare, now=now):
+            return super().attach(name, model, limits, now, spare=spare)
 
     def _card(self, model: ModelCard) -> int:
         """The number of a card in this segment; executors that are refused bring theirs again and again."""
@@ -150,6 +150,18 @@ class RecordedScheduler(Scheduler):
     def leave(self, lane: Lane, now: float) -> None:
         with self._frame(Kind.LEAVE, self._number(lane), now=now):
             super().leave(lane, now)
+
+    def pause(self, lane: Lane, now: float) -> None:
+        with self._frame(Kind.PAUSE, self._number(lane), now=now):
+            super().pause(lane, now)
+
+    def resume(self, lane: Lane, now: float) -> None:
+        with self._frame(Kind.RESUME, self._number(lane), now=now):
+            super().resume(lane, now)
+
+    def vacate(self, lane: Lane, now: float) -> None:
+        with self._frame(Kind.VACATE, self._number(lane), now=now):
+            super().vacate(lane, now)
 
     def drain(self, lane: Lane, now: float) -> None:
         with self._frame(Kind.DRAIN, self._number(lane), now=now):

@@ -127,7 +127,7 @@ _FIELDS: dict[type, Fields] = {
         **_plain("epoch", "name", "block_size", "token_budget", "seats", "is_paged", "watermark_blocks", "draining"),
         "peak_too_high": OrNone(Tupled(PLAIN, PLAIN, PLAIN)),
         **_plain("last_ticket", "num_departures", "batch_is_closed", "iteration"),
-        **_plain("num_prefills_in_a_row"),
+        **_plain("num_prefills_in_a_row", "stays", "must_empty", "spare", "stands_by"),
         "pool": Instance(BlockPool, RunPool),
         "host": Instance(HostPool),
         "pace": Instance(Pace),
@@ -171,7 +171,7 @@ _FIELDS: dict[type, Fields] = {
         **dict.fromkeys(("_free", "_released"), Ints()),
         "_is_held": Converted(bytes, bytearray),
     },
-    Pace: {**_arrays("_moments", "_projection"), **_plain("num_observed", "num_with_prefill", "mean_s")},
+    Pace: {**_arrays("_moments", "_projection"), **_plain("num_observed", "num_with_prefill", "mean_s", "_slowest")},
     OutputLengths: {"_all": ARRAY, "_by_tenant": Mapped(PLAIN, ARRAY, OrderedDict)},
     ModelQueue: {
         "_config": Given(lambda restoring: restoring.config),

@@ -11,16 +11,20 @@ from hypothesis import strategies as st
 
 from common.wire import (
     PROTOCOL_VERSION,
+    ExecutorAccount,
     Hello,
     Limits,
     LogprobColumns,
+    Loss,
     Message,
+    ModelAccount,
     ModelCard,
     NewSequence,
     Plan,
     PromptLogprobs,
     PromptScores,
     Result,
+    Roster,
     SamplingParams,
     Serving,
     Stats,
@@ -232,6 +236,9 @@ def example(cls: type[Message]) -> Any:
             return Plan(1, 2, decodes=np.array([1], np.uint16), new=(new,))
         case "Serving":
             return Serving((card(),), (128,))
+        case "Roster":
+            executor = ExecutorAccount("e", 1, "m", b"f", "cpu", "attached", False, 4, 1, 8, 2, 9, *[0.5] * 6)
+            return Roster(5, (executor,), (ModelAccount("m", True, ("e",), 0, 1, 128),), (Loss("f", "gone", 0.5),))
         case "Stats":
             return Stats(True, False, {"g": 1.0}, {"c": 2.0}, {"h": (1.0, 2.0)})
     values = {}

@@ -73,7 +73,7 @@ def check_reasons(world: World) -> None:
     """After a turn: whoever waits does so for a named reason, and beside a lane that is at work."""
     for model in world.scheduler.queues:
         waiting, lanes = world.waiting(model), world.scheduler.lanes_of(model)
-        admitting = [lane for lane in lanes if not lane.draining]
+        admitting = [lane for lane in lanes if lane.admits]
         leaving = [lane for lane in lanes if lane.epoch in world.leaving]
         for sequence in waiting:
             reason = world.scheduler.why(sequence)
@@ -116,7 +116,7 @@ def _is_excused(world: World, lane: Lane, sequence: Sequence) -> bool:
         return False
     # It may be left to a lane that has not seen it yet, which must be at work, or about to plan in this turn.
     return any(
-        peer is not lane and not peer.draining and sequence.ticket > peer.last_ticket
+        peer is not lane and peer.admits and sequence.ticket > peer.last_ticket
         for peer in world.scheduler.lanes_of(lane.model.name)
     )
 

@@ -164,7 +164,7 @@ class CalmMachine(RuleBasedStateMachine):
             world.deliver(lane)
         for name in MODELS:
             lanes = world.scheduler.lanes_of(name)
-            if all(lane.draining for lane in lanes):
+            if not any(lane.admits for lane in lanes):
                 model, size = (lanes[0].model, lanes[0].block_size) if lanes else (self.model(name), 4)
                 world.attach(200, size, 8, 64, model)
         preemptions, live = world.scheduler.counters.preemptions, len(world.scheduler.live)
@@ -197,12 +197,16 @@ class StormyMachine(CalmMachine):
 
     @precondition(lambda self: len(self.world.lanes) < 3)
     @rule(
-        pool=pools, seats=st.sampled_from([8, 1, 2]), budget=st.sampled_from([64, 2, 16]), name=st.sampled_from("mmn")
+        pool=pools,
+        seats=st.sampled_from([8, 1, 2]),
+        budget=st.sampled_from([64, 2, 16]),
+        name=st.sampled_from("mmn"),
+        spare=st.sampled_from([False, False, True]),
     )
-    def attach(self, pool: Pool, seats: int, budget: int, name: str) -> None:
+    def attach(self, pool: Pool, seats: int, budget: int, name: str, spare: bool) -> None:
         lanes = self.world.scheduler.lanes_of(name)
         block_size = lanes[0].block_size if lanes else pool[0]
-        self.world.attach(pool[1], block_size, seats, budget, self.model(name), pool[2])
+        self.world.attach(pool[1], block_size, seats, budget, self.model(name), pool[2], spare)
 
     @precondition(lambda self: self.world.lanes)
     @rule(data=st.data())
@@ -234,6 +238,19 @@ class StormyMachine(CalmMachine):
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
         self.world.drain(data.draw(st.sampled_from(self.world.lanes)))
+
+    @precondition(lambda self: self.world.lanes)
+    @rule(data=st.data(), verb=st.sampled_from(["pause", "pause", "resume", "vacate"]))
+    def steer(self, data: st.DataObject, verb: str) -> None:
+        """An operator pauses, resumes or empties any lane, also one for which it means nothing."""
+        lane = data.draw(st.sampled_from(self.world.lanes))
+        match verb:
+            case "pause":
+                self.world.pause(lane)
+            case "resume":
+                self.world.resume(lane)
+            case _:
+                self.world.scheduler.vacate(lane, self.world.now)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 6.0]))
     def wait(self, seconds: float) -> None:

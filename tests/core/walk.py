@@ -128,6 +128,9 @@ class Walk:
                 (2, self._lose),
                 (1, self._drain),
                 (1, self._leave),
+                (1, self._pause),
+                (1, self._resume),
+                (1, self._vacate),
             ]
         self._weights, self._steps = zip(*steps, strict=True)
 
@@ -141,7 +144,7 @@ class Walk:
         for lane in self._flying():
             world.deliver(lane)
         for name in world.scheduler.queues:
-            if not any(not lane.draining for lane in world.scheduler.lanes_of(name)):
+            if not any(lane.admits for lane in world.scheduler.lanes_of(name)):
                 self._attach(name, 80)
         world.run(20_000)
         world.check_idle()
@@ -218,7 +221,10 @@ class Walk:
         size = lanes[0].block_size if lanes else self.block_size
         blocks = -(-(num_tokens or pick([12, 24, 32, 60, 200])) // size)
         host_blocks = -(-pick([0, 8, 30, 100]) // size)
-        self.world.attach(blocks, size, pick([8, 8, 1, 2]), pick([64, 64, 2, 16]), self._model(name), host_blocks)
+        spare = self.is_stormy and pick([False, False, False, True])
+        self.world.attach(
+            blocks, size, pick([8, 8, 1, 2]), pick([64, 64, 2, 16]), self._model(name), host_blocks, spare
+        )
 
     def _attach_any(self) -> None:
         if len(self.world.lanes) < MAX_LANES:
@@ -268,6 +274,20 @@ class Walk:
     def _drain(self) -> None:
         if self.world.lanes:
             self.world.drain(self.chance.choice(self.world.lanes))
+
+    def _pause(self) -> None:
+        if self.world.lanes:
+            self.world.pause(self.chance.choice(self.world.lanes))
+
+    def _resume(self) -> None:
+        """One that was paused, or none that can be resumed."""
+        paused = [lane for lane in self.world.lanes if lane.stays]
+        if self.world.lanes:
+            self.world.resume(self.chance.choice(paused or self.world.lanes))
+
+    def _vacate(self) -> None:
+        if self.world.lanes:
+            self.world.scheduler.vacate(self.chance.choice(self.world.lanes), self.world.now)
 
     def _leave(self) -> None:
         if self.world.lanes:

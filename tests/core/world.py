@@ -241,10 +241,11 @@ class World:
         budget: int = 64,
         model: ModelCard | None = None,
         host_blocks: int = 0,
+        spare: bool = False,
     ) -> Lane:
         model = model or card()
         limits = Limits(block_size, blocks, host_blocks, seats, budget)
-        lane = self.scheduler.attach(f"executor-{len(self.executors)}", model, limits, self.now)
+        lane = self.scheduler.attach(f"executor-{len(self.executors)}", model, limits, self.now, spare=spare)
         self.executors[lane.epoch] = ModelExecutor(
             lane.epoch, model, limits, separate=self.config.prefill is Prefill.SEPARATE
         )
@@ -308,9 +309,9 @@ class World:
                 continue
             preemptions = self.scheduler.counters.preemptions
             plan = self.plan(lane)
-            if not lane.draining:
+            if lane.admits:
                 check_full(self, lane, plan, preempted=self.scheduler.counters.preemptions > preemptions)
-            elif plan is None:
+            elif plan is None and lane.draining and not lane.stays:
                 self.lose(lane)
         check_reasons(self)
         return bool(self.out)
@@ -345,6 +346,18 @@ class World:
         self.scheduler.leave(lane, self.now)
         self.read_outbox(None)
         self.leaving.add(lane.epoch)
+
+    def pause(self, lane: Lane) -> None:
+        """An operator drains it, to have it back later."""
+        self.scheduler.pause(lane, self.now)
+        self.read_outbox(None)
+        self.leaving.add(lane.epoch)
+
+    def resume(self, lane: Lane) -> None:
+        self.scheduler.resume(lane, self.now)
+        self.read_outbox(None)
+        if not lane.draining:
+            self.leaving.discard(lane.epoch)
 
     def drain(self, lane: Lane) -> None:
         self.leaving.discard(lane.epoch)

@@ -90,6 +90,7 @@ def eventful(world: RecordedWorld) -> RecordedWorld:
 KEYS = KeyLimits("few", max_concurrent=4), KeyLimits("slow", tokens_per_minute=600), KeyLimits("both", 9, 3000)
 
 STEPS = {"submit": 4, "turn": 6, "deliver": 6, "abort": 1, "lose": 0.2, "drain": 0.1, "leave": 0.1}
+STEPS |= {"pause": 0.1, "resume": 0.2, "vacate": 0.1}
 """What may happen, and how often."""
 
 
@@ -101,10 +102,9 @@ def wander(world: RecordedWorld, seed: int, num_steps: int, *, segment_every: in
             world.begin_segment()
         world.now += draw.choice([0.0, 0.001, 0.02, 0.7])
         if len(world.lanes) < 2 or draw.random() < 0.02:
-            world.attach(draw.choice([16, 24, 60]), seats=draw.choice([3, 8]), budget=64, host_blocks=20)
-        what = draw.choices(
-            ["submit", "turn", "deliver", "abort", "lose", "drain", "leave"], [4, 6, 6, 1, 0.2, 0.1, 0.1]
-        )
+            spare = draw.random() < 0.2
+            world.attach(draw.choice([16, 24, 60]), seats=draw.choice([3, 8]), budget=64, host_blocks=20, spare=spare)
+        what = draw.choices(list(STEPS), list(STEPS.values()))
         match what[0]:
             case "submit":
                 submit_any(world, draw)
@@ -122,6 +122,12 @@ def wander(world: RecordedWorld, seed: int, num_steps: int, *, segment_every: in
                 world.scheduler.drain(draw.choice(world.lanes), world.now)
             case "leave" if world.lanes:
                 world.leave(draw.choice(world.lanes))
+            case "pause" if world.lanes:
+                world.pause(draw.choice(world.lanes))
+            case "resume" if world.lanes:
+                world.resume(draw.choice(world.lanes))
+            case "vacate" if world.lanes:
+                world.scheduler.vacate(draw.choice(world.lanes), world.now)
         world.read_outbox(None)
     return world
 

@@ -1,0 +1,91 @@
+"""The FastAPI application of the admin process. Errors have OpenAI's shape, as on the public port."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from fastapi import Depends, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from common.addresses import is_loopback
+from scheduler_svc.admin import routes
+from scheduler_svc.admin.key import AdminKey
+from scheduler_svc.admin.link import AdminLink
+from scheduler_svc.frontend.errors import ApiError, ClientGone, internal
+
+log = structlog.get_logger()
+
+
+def create_app(core_address: str, key: AdminKey | None) -> FastAPI:
+    """The application; its lifespan opens and closes the link to the core. Without a key it is open to its host."""
+    link = AdminLink(core_address)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        link.open()
+        try:
+            yield
+        finally:
+            await link.close()
+
+    app = FastAPI(
+        title="Gilir admin",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        dependencies=[Depends(check_caller)],
+    )
+    app.state.link, app.state.key = link, key
+    app.include_router(routes.router)
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(ClientGone, _answer_client_gone)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_fault)
+    return app
+
+
+async def check_caller(request: Request) -> None:
+    """Raise `ApiError` 401 without the key. Where there is none, 403 for what a browser was made to send: pages from
+    elsewhere can reach this machine's ports through it, but not without an `Origin` or a foreign `Host`."""
+    key: AdminKey | None = request.app.state.key
+    if key is not None:
+        if not key.opens(request.headers.get("authorization", "")):
+            headers = {"www-authenticate": "Bearer"}
+            raise ApiError(401, "the admin key is missing or wrong", code="invalid_api_key", headers=headers)
+    elif "origin" in request.headers or not is_loopback(_host_name(request.headers.get("host", ""))):
+        text = "without an admin key only programs on this machine are served, by its loopback address"
+        raise ApiError(403, text, code="forbidden")
+
+
+def _host_name(header: str) -> str:
+    """The host in a `Host` header, without its port."""
+    return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+
+
+async def _answer_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _answer_client_gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    text = {404: "there is nothing at this path", 405: f"{request.method} is not allowed here"}
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    message = text.get(error.status_code, str(error.detail))
+    return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
+
+
+async def _answer_fault(_request: Request, error: Exception) -> Response:
+    log.error("admin request failed", error=repr(error))
+    return internal().response()

@@ -1,0 +1,79 @@
+"""The admin process's end of its conversation with the core."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from common.wire import MAX_MESSAGE_BYTES, Message, Outcome, Roster, WireError, decode, encode
+from scheduler_svc.frontend.errors import unavailable
+
+log = structlog.get_logger()
+
+IDENTITY = b"admin"
+TIMEOUT_S = 2.0
+MAX_PENDING = 64
+NUMBERS = 1 << 32
+
+Answer = Outcome | Roster
+
+
+class AdminLink:
+    """`open`, then `ask`, then `close`."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._last_number = 0
+
+    def open(self) -> None:
+        """Dial the core; it need not be there yet."""
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, IDENTITY)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.connect(self._address)
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+        self._socket.close()
+        self._context.term()
+
+    async def ask(self, question: Callable[[int], Message]) -> Answer:
+        """The core's answer to a question, which is made for its number. Raises `ApiError` 503 when none comes soon."""
+        if len(self._pending) >= MAX_PENDING:
+            raise unavailable("too many questions at a time", "busy", retry_after_s=1)
+        # Far more numbers than pending questions: none comes again while it is awaited.
+        self._last_number = number = (self._last_number + 1) % NUMBERS
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._pending[number] = answer
+        try:
+            await self._socket.send(encode(question(number)), zmq.NOBLOCK)
+            return await asyncio.wait_for(answer, TIMEOUT_S)
+        except (TimeoutError, zmq.Again):
+            raise unavailable("the scheduler does not answer", "no_scheduler") from None
+        finally:
+            del self._pending[number]
+
+    async def _read(self) -> None:
+        """Give each answer to whom it is for; one that nobody waits for any more is dropped."""
+        while True:
+            parts = await self._socket.recv_multipart()
+            try:
+                message = decode(parts[-1])
+            except WireError as error:
+                log.warning("junk from the core dropped", error=str(error))
+                continue
+            if isinstance(message, Outcome | Roster):
+                pending = self._pending.get(message.number)
+                if pending is not None and not pending.done():
+                    pending.set_result(message)

@@ -1,0 +1,50 @@
+"""Does what an operator commands: drain, release and resume executors."""
+
+from __future__ import annotations
+
+import structlog
+
+from common.wire import Action, Command, Outcome, Verdict
+from scheduler_svc.core import Scheduler
+from scheduler_svc.membership import Executor, Membership
+
+log = structlog.get_logger()
+
+
+def obey(command: Command, scheduler: Scheduler, membership: Membership, now: float) -> Outcome:
+    """Carry out a command. Of a model's executors, those in a state for it; where there are none, it is a conflict."""
+    action, name = Action(command.action), command.name
+    meant = [e for e in membership.executors if (e.lane.model.name if command.of_model else e.name) == name]
+    if not meant:
+        text = f"no executor of the model {name!r}" if command.of_model else f"no executor named {name!r}"
+        return Outcome(command.number, Verdict.UNKNOWN, f"{text} is attached")
+    conflicts = {executor: conflict(executor, action) for executor in meant}
+    if all(conflicts.values()):
+        return Outcome(command.number, Verdict.CONFLICT, conflicts[meant[0]])
+    for executor in meant:
+        if not conflicts[executor]:
+            _perform(executor, action, scheduler, now)
+            executor.drain_by = now + command.timeout_ms / 1000 if command.timeout_ms else None
+            log.info("commanded by an operator", action=action.name.lower(), executor=executor.name)
+    membership.models_changed = True
+    return Outcome(command.number, Verdict.DONE)
+
+
+def conflict(executor: Executor, action: Action) -> str:
+    """Why an executor is in no state for an action; empty when it is. To drain one that drains is to drain it."""
+    if action is Action.RESUME and not executor.lane.stays:
+        return f"executor {executor.name!r} is {executor.state}; one that is draining or paused can be resumed"
+    if action is Action.DRAIN and executor.state == "leaving":
+        return f"executor {executor.name!r} is leaving"
+    return ""
+
+
+def _perform(executor: Executor, action: Action, scheduler: Scheduler, now: float) -> None:
+    match action:
+        case Action.DRAIN:
+            scheduler.pause(executor.lane, now)
+        case Action.RELEASE:
+            scheduler.leave(executor.lane, now)
+        case Action.RESUME:
+            scheduler.resume(executor.lane, now)
+            executor.is_at_rest = False
