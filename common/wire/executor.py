@@ -33,6 +33,7 @@ from common.wire.fields import (
     Text,
     WireError,
 )
+from common.wire.handover import TransferPoint
 
 Int32s = NDArray[np.int32]
 UInt16s = NDArray[np.uint16]
@@ -143,6 +144,7 @@ class Hello(Message):
     device: Annotated[str, NAME]
     limits: Annotated[Limits, Part(Limits)]
     model: Annotated[ModelCard, Part(ModelCard)]
+    transfer: Annotated[TransferPoint, Part(TransferPoint)] = field(default_factory=TransferPoint)
 
 
 def hello_protocol(data: bytes) -> int | None:
