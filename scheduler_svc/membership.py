@@ -12,6 +12,7 @@ from common.wire import (
     Alive,
     Drain,
     Fault,
+    Fetched,
     Hello,
     Leaving,
     Plan,
@@ -26,6 +27,7 @@ from common.wire import (
 )
 from scheduler_svc.core import AttachError, Lane, LaneError, Scheduler
 from scheduler_svc.core.config import Preemption
+from scheduler_svc.tickets import Tickets
 
 log = structlog.get_logger()
 
@@ -68,6 +70,7 @@ class Membership:
         self._iteration_timeout_s = iteration_timeout_s
         self._by_peer: dict[bytes, Executor] = {}
         self._by_epoch: dict[int, Executor] = {}
+        self._tickets = Tickets(answer_within_s=iteration_timeout_s)
         self._probe_until = 0.0
         self._quiet_until: dict[str, float] = {}
         """Refusals of the same executor are not logged again before."""
@@ -97,7 +100,7 @@ class Membership:
                 self._refuse_protocol(peer, message.protocol)
             case Hello():
                 self._hello(peer, message, now)
-            case Result() | Fault() | Leaving() if executor is None or executor.lane.epoch != message.epoch:
+            case Result() | Fault() | Leaving() | Fetched() if executor is None or executor.lane.epoch != message.epoch:
                 log.info("late message of an ended epoch dropped", kind=type(message).__name__, epoch=message.epoch)
             case Result() if executor is not None:
                 self._result(executor, message, now)
@@ -107,6 +110,8 @@ class Membership:
             case Leaving() if executor is not None:
                 log.info("executor is leaving", executor=executor.name, reason=message.reason)
                 self._scheduler.leave(executor.lane, now)
+            case Fetched() if executor is not None:
+                self._fetched(executor, message, now)
             case _:
                 self._junk(peer, f"unexpected {type(message).__name__}", now)
 
@@ -139,7 +144,7 @@ class Membership:
         refusal = self._name_taken(hello, now)
         if refusal is None:
             try:
-                lane = self._scheduler.attach(hello.name, hello.model, hello.limits, now)
+                lane = self._scheduler.attach(hello.name, hello.model, hello.limits, now, hello.transfer)
             except AttachError as error:
                 refusal = Refused(str(error), retry=True)
         if refusal is not None:
@@ -195,6 +200,15 @@ class Membership:
             return
         executor.deadline = None
 
+    def _fetched(self, executor: Executor, answer: Fetched, now: float) -> None:
+        if not self._tickets.close(answer):
+            log.info("answer to no hand-over dropped", executor=executor.name, ticket=answer.ticket)
+            return
+        if not answer.done:
+            log.info("hand-over failed", executor=executor.name, ticket=answer.ticket, reason=answer.reason)
+        busy_s = answer.busy_us / 1e6
+        self._scheduler.fetched(executor.lane, answer.ticket, now, done=answer.done, busy_s=busy_s)
+
     # --- iterations ---
 
     def plan_idle_lanes(self, now: float) -> None:
@@ -205,7 +219,7 @@ class Membership:
                 continue
             plan = self._scheduler.plan(lane, now)
             if plan is None:
-                if lane.draining and not lane.num_running:
+                if lane.draining and lane.is_vacant:
                     self._let_go(executor, now)
                 continue
             data = self._encode_plan(plan)
@@ -213,6 +227,17 @@ class Membership:
             executor.deadline = now + self._iteration_timeout_s
             if not self._send(executor.peer, data):
                 self.lose(executor, now, "connection lost")
+        self._send_orders(now)
+
+    def _send_orders(self, now: float) -> None:
+        """What executors must be told of hand-overs."""
+        handovers = self._scheduler.handovers
+        while handovers.orders:
+            orders, handovers.orders = handovers.orders, []
+            for order in orders:
+                executor = self._by_epoch.get(order.epoch)
+                if executor is not None and not self._send(executor.peer, encode(self._tickets.open(order, now))):
+                    self.lose(executor, now, "connection lost")
 
     def _let_go(self, executor: Executor, now: float) -> None:
         log.info("executor drained", executor=executor.name)
@@ -237,6 +262,8 @@ class Membership:
                 self.lose(executor, now, f"no sign of life for {now - executor.alive_at:.1f} s")
             elif executor.deadline is not None and now > executor.deadline:
                 self.lose(executor, now, f"no result within {self._iteration_timeout_s:g} s")
+            elif self._tickets.is_overdue(executor.lane.epoch, now):
+                self.lose(executor, now, "no answer about a hand-over")
             else:
                 due.append(executor.alive_at + self._heartbeat_timeout_s - now)
                 if executor.deadline is not None:
@@ -253,6 +280,7 @@ class Membership:
     def _forget(self, executor: Executor) -> None:
         del self._by_peer[executor.peer]
         del self._by_epoch[executor.lane.epoch]
+        self._tickets.forget(executor.lane.epoch)
         self.models_changed = True
 
     def reset_all(self) -> None:

@@ -1,6 +1,7 @@
 """The scheduler: a handful of verbs on queues and lanes. Pure: no I/O, no clock, no randomness.
 
-`submit`, `abort`, `attach`, `detach`, `plan`, `apply`, `expire`. What frontends must be told gathers in `outbox`.
+`submit`, `abort`, `attach`, `detach`, `plan`, `apply`, `fetched`, `expire`. What frontends must be told gathers in
+`outbox`, what executors must be told beside their plans in `handovers.orders`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit
+from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit, TransferPoint
 from common.wire.codec import Message
 from scheduler_svc.core.applier import Applied, apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
 from scheduler_svc.core.config import Prefill, SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.drain_rate import DrainRate
+from scheduler_svc.core.draining import move_away, settle
+from scheduler_svc.core.handover import Handovers
 from scheduler_svc.core.intake import misfit, overload, sequences_of
+from scheduler_svc.core.invariants import check_books
 from scheduler_svc.core.lane import InFlight, Lane, drop_swapped
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.planner import Planner
@@ -48,6 +52,7 @@ class Scheduler:
         """Every accepted sequence that has not ended, by (frontend, stream)."""
         self.by_request: dict[str, dict[int, Sequence]] = {}
         """The same, by request id, then number; clients may use one id for many requests."""
+        self.handovers = Handovers(config, self.counters)
         self._vacant_since: dict[str, float] = {}
         """Since when a known model has had no lane."""
         self._num_submitted = 0
@@ -120,6 +125,9 @@ class Scheduler:
             queue.remove(sequence, now)
             drop_swapped(sequence)
             sequence.state = State.FINISHED
+        elif sequence.slot in lane.arriving:
+            sequence.aborted = True
+            self.handovers.give_up(sequence)
         elif lane.in_flight is not None:
             sequence.aborted = True
             lane.in_flight.deferred.append(sequence)
@@ -139,13 +147,15 @@ class Scheduler:
     def lanes_of(self, model: str) -> list[Lane]:
         return [lane for lane in self.lanes.values() if lane.model.name == model]
 
-    def attach(self, name: str, model: ModelCard, limits: Limits, now: float) -> Lane:
+    def attach(
+        self, name: str, model: ModelCard, limits: Limits, now: float, transfer: TransferPoint | None = None
+    ) -> Lane:
         """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit."""
         for lane in self.lanes_of(model.name):
             check_alike(lane, model, limits)
         self._make_room(model)
         try:
-            lane = Lane(self._last_epoch + 1, name, model, limits, self.config)
+            lane = Lane(self._last_epoch + 1, name, model, limits, self.config, transfer)
         except MemoryError:
             raise AttachError(f"no memory for the state of {limits.max_num_seqs} sequences of this length") from None
         self._last_epoch = lane.epoch
@@ -210,6 +220,7 @@ class Scheduler:
         flight, lane.in_flight = lane.in_flight, None
         blamed = {lane.occupant[slot] for slot in guilty if slot < lane.seats}
         members = self._members(lane, flight)
+        self.handovers.lose(lane)
         queue = self.queues[lane.model.name]
         for sequence in queue:
             if sequence.swapped is not None and sequence.swapped.lane is lane:
@@ -264,16 +275,15 @@ class Scheduler:
             self._move_away(lane, now)
 
     def _move_away(self, lane: Lane, now: float) -> None:
-        """Send a lane's sequences back to the queue, as many as its peers have seats and blocks for."""
-        room = {p: [len(p.free_slots), p.pool.num_available] for p in self._admitting(lane.model.name) if p is not lane}
-        for sequence in sorted(lane.running(), key=lambda sequence: sequence.key):
-            need = lane.num_blocks_for(sequence.num_tokens + 1)
-            for peer, (seats, blocks) in room.items():
-                if seats and need <= blocks and peer.could_hold(sequence):
-                    room[peer] = [seats - 1, blocks - need]
-                    lane.release(sequence, State.WAITING)
-                    self.queues[sequence.model].add(sequence, now)
-                    break
+        """Move the sequences of an idle lane to others, as many as those have seats and blocks for."""
+        peers = [peer for peer in self._admitting(lane.model.name) if peer is not lane]
+        move_away(lane, peers, self.queues[lane.model.name], self.handovers, now)
+
+    def fetched(self, lane: Lane, ticket: int, now: float, *, done: bool, busy_s: float) -> None:
+        """The lane's executor has the KV of a hand-over (`done`), or will not get it. Unknown tickets are passed by."""
+        transit = self.handovers.end(lane, ticket, done=done, busy_s=busy_s)
+        if transit is not None:
+            settle(transit, self.queues[lane.model.name], now, done=done)
 
     def expire(self, now: float) -> float | None:
         """End what is over its time or has waited out the hold time, and count how long all wait.
@@ -347,6 +357,8 @@ class Scheduler:
     def why(self, sequence: Sequence) -> WaitReason:
         """Why a live sequence is not in an iteration now; NONE when it is, or when none is in flight."""
         if sequence.lane is not None:
+            if sequence.slot in sequence.lane.arriving:
+                return WaitReason.PAUSED
             flight = sequence.lane.in_flight
             if flight is None:
                 return WaitReason.NONE
@@ -370,18 +382,5 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless membership, limits and conservation hold (DESIGN section 4)."""
-        for lane in self.lanes.values():
-            lane.check_invariants()
-        waiting = [s for queue in self.queues.values() for s in queue]
-        running = [s for lane in self.lanes.values() for s in lane.running()]
-        assert all(s.state is State.WAITING and s.lane is None for s in waiting)
-        assert len({id(s) for s in waiting + running}) == len(waiting) + len(running), "a sequence in two places"
-        live = {id(s) for s in self.live.values()}
-        fenced = {id(s) for s in running if s.aborted}
-        assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"
-        assert {id(s) for group in self.by_request.values() for s in group.values()} == live
+        check_books(self)
         assert len(self._timeouts) == sum(s.ends_at < math.inf for s in self.live.values())
-        for lane in self.lanes.values():
-            swapped = [s.swapped for s in waiting if s.swapped is not None and s.swapped.lane is lane]
-            lane.host.check_invariants([kv.blocks for kv in swapped])
-        assert all(s.swapped is None for s in running)

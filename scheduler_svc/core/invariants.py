@@ -1,0 +1,29 @@
+"""What holds of the core between any two verbs (DESIGN section 4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler_svc.core.sequence import State
+
+if TYPE_CHECKING:
+    from scheduler_svc.core.scheduler import Scheduler
+
+
+def check_books(scheduler: Scheduler) -> None:
+    """Raise AssertionError unless membership, limits and conservation hold."""
+    for lane in scheduler.lanes.values():
+        lane.check_invariants()
+    scheduler.handovers.check_invariants(scheduler.lanes)
+    waiting = [s for queue in scheduler.queues.values() for s in queue]
+    running = [s for lane in scheduler.lanes.values() for s in lane.running()]
+    assert all(s.state is State.WAITING and s.lane is None for s in waiting)
+    assert len({id(s) for s in waiting + running}) == len(waiting) + len(running), "a sequence in two places"
+    live = {id(s) for s in scheduler.live.values()}
+    fenced = {id(s) for s in running if s.aborted}
+    assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"
+    assert {id(s) for group in scheduler.by_request.values() for s in group.values()} == live
+    for lane in scheduler.lanes.values():
+        swapped = [s.swapped for s in waiting if s.swapped is not None and s.swapped.lane is lane]
+        lane.host.check_invariants([kv.blocks for kv in swapped])
+    assert all(s.swapped is None for s in running)
