@@ -22,11 +22,14 @@ from pydantic import Field
 
 from common.logs import configure_logs
 from common.settings import ServiceSettings
-from common.wire import PROTOCOL_VERSION, Fault, Hello, Limits, ModelCard, Plan, Result, Welcome
+from common.wire import PROTOCOL_VERSION, Fault, Hello, Limits, ModelCard, Plan, Result, TransferPoint, Welcome
 from executor_svc.fake_model import DEFAULT_MODEL, card_from_folder, invented_card, readable_tokens
 from executor_svc.fake_runner import Dead, ScriptedRunner
-from executor_svc.link import Link, LinkOptions, RefusedError, install_signal_handlers
+from executor_svc.handover import Exchange, TransferSocket
+from executor_svc.link import Link, LinkOptions, RefusedError
+from executor_svc.pseudo_model import PseudoBlocks
 from executor_svc.script import Action, Script
+from executor_svc.signals import install_signal_handlers
 from executor_svc.sockets import Dialing
 
 DEFAULT_LIMITS = Limits(block_size=16, num_blocks=256, num_host_blocks=0, max_num_seqs=8, max_num_batched_tokens=256)
@@ -35,8 +38,10 @@ DEFAULT_LIMITS = Limits(block_size=16, num_blocks=256, num_host_blocks=0, max_nu
 class ScriptedLink(Link):
     """A link that can also misbehave."""
 
-    def __init__(self, options: LinkOptions, hello: Hello, runner: ScriptedRunner) -> None:
-        super().__init__(options, hello, runner)
+    def __init__(
+        self, options: LinkOptions, hello: Hello, runner: ScriptedRunner, exchange: Exchange | None = None
+    ) -> None:
+        super().__init__(options, hello, runner, exchange)
         self._runner = runner
         self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self.epochs: list[int] = []
@@ -105,12 +110,19 @@ class FakeExecutor:
         on_death: Callable[[], None] | None = None,
         server_key: bytes = b"",
         secret_key: bytes = b"",
+        transfer_bind: str = "",
     ) -> None:
-        """`on_death`: what a scripted death does beside ending the thread (a process of its own exits)."""
+        """`on_death`: what a scripted death does beside ending the thread (a process of its own exits).
+
+        `transfer_bind`: where other executors read its KV; empty: it takes no part in hand-overs.
+        """
         self.script, self.model, self.limits, self.name = script or Script(), model or invented_card(), limits, name
         self.runner = ScriptedRunner(
             self.script, self.model, limits, verify=verify, record_plans=record_plans, on_death=on_death
         )
+        exchange: Exchange | None = None
+        if transfer_bind:
+            exchange = Exchange(TransferSocket(transfer_bind, secret_key), PseudoBlocks(self.runner.pseudo))
         self.hello = Hello(
             protocol=PROTOCOL_VERSION,
             name=name,
@@ -119,11 +131,12 @@ class FakeExecutor:
             limits=limits,
             model=self.model,
             spare=spare,
+            transfer=TransferPoint() if exchange is None else exchange.point,
         )
         options = LinkOptions(
             Dialing(scheduler, scheduler_timeout_s, server_key, secret_key), hello_interval_s, grace_s
         )
-        self.link = ScriptedLink(options, self.hello, self.runner)
+        self.link = ScriptedLink(options, self.hello, self.runner, exchange)
         self.error: BaseException | None = None
         """What ended the thread, other than a drain, a stop or a death."""
         self._thread = threading.Thread(target=self._main, name=f"executor-{name}", daemon=True)
@@ -237,6 +250,7 @@ class FakeSettings(ServiceSettings):
     verify: bool = Field(True, description="check every row's whole context")
     scheduler_timeout_s: float = Field(5.0, gt=0)
     grace_s: float = Field(10.0, ge=0)
+    transfer_bind: str = Field("", description="address where other executors read its KV; without it none do")
 
     def card(self) -> ModelCard:
         fingerprint = bytes.fromhex(self.fingerprint) if self.fingerprint else None
@@ -283,6 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
         verify=settings.verify,
         record_plans=False,
         on_death=lambda: os._exit(9),
+        transfer_bind=settings.transfer_bind,
     )
     install_signal_handlers(fake.link)
     try:

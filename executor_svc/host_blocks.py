@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor_svc.kv_cache import KVCache, words_of_blocks
+from executor_svc.kv_cache import KVCache, gather_blocks, scatter_blocks, words_of_blocks
 from executor_svc.transfer import Transfer
 
 BLOCKS_AT_ONCE = 16
@@ -42,9 +42,7 @@ class HostBlocks:
         """Copy device blocks to the host. pairs: (device block, host block), flattened."""
         for part in _parts(pairs):
             source = self._transfer.send(part[:, 0].astype(np.int64))
-            scratch = self._scratch(len(part))
-            for index, layer in enumerate(self._layers):
-                scratch[:, index] = layer.index_select(0, source)
+            scratch = gather_blocks(self._layers, source)
             for place, block in enumerate(part[:, 1].tolist()):
                 self._block(block).copy_(scratch[place], non_blocking=True)
 
@@ -52,19 +50,15 @@ class HostBlocks:
         """Copy host blocks to the device. pairs: (host block, device block), flattened."""
         for part in _parts(pairs):
             target = self._transfer.send(part[:, 1].astype(np.int64))
-            scratch = self._scratch(len(part))
+            layer = self._layers[0]
+            scratch = torch.empty((len(part), *self._shape), dtype=layer.dtype, device=layer.device)
             for place, block in enumerate(part[:, 0].tolist()):
                 scratch[place].copy_(self._block(block), non_blocking=True)
-            for index, layer in enumerate(self._layers):
-                layer.index_copy_(0, target, scratch[:, index])
+            scatter_blocks(self._layers, target, scratch)
 
     def _block(self, number: int) -> torch.Tensor:
         slab, place = divmod(number, self._per_slab)
         return self._slabs[slab][place]
-
-    def _scratch(self, count: int) -> torch.Tensor:
-        layer = self._layers[0]
-        return torch.empty((count, *self._shape), dtype=layer.dtype, device=layer.device)
 
 
 def _parts(pairs: NDArray[np.int32]) -> list[NDArray[np.int32]]:

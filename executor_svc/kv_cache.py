@@ -69,6 +69,20 @@ def words_of_blocks(layer: torch.Tensor) -> torch.Tensor:
     return layer.view(len(layer), -1).view(word)
 
 
+def gather_blocks(layers: list[torch.Tensor], blocks: torch.Tensor) -> torch.Tensor:
+    """Whole blocks, [n, layers, words], of all layers ([num_blocks, words] each). blocks: int64 [n], on the device."""
+    gathered = torch.empty((len(blocks), len(layers), layers[0].shape[1]), dtype=layers[0].dtype, device=blocks.device)
+    for index, layer in enumerate(layers):
+        gathered[:, index] = layer.index_select(0, blocks)
+    return gathered
+
+
+def scatter_blocks(layers: list[torch.Tensor], blocks: torch.Tensor, gathered: torch.Tensor) -> None:
+    """Put gathered blocks ([n, layers, words]) to these places (int64 [n])."""
+    for index, layer in enumerate(layers):
+        layer.index_copy_(0, blocks, gathered[:, index])
+
+
 def block_bytes(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers; dtype is the cache's."""
     return 2 * shape.num_layers * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize

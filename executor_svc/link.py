@@ -10,8 +10,6 @@ has them all and sends them again.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -26,10 +24,13 @@ from common.wire import (
     Alive,
     Drain,
     Fault,
+    Fetch,
     Hello,
     Leaving,
+    Lend,
     Message,
     Plan,
+    Recall,
     Refused,
     Reset,
     Result,
@@ -40,6 +41,7 @@ from common.wire import decode as decode_message
 from common.wire import encode as encode_message
 from common.wire.executor import no_slots
 from executor_svc.faults import FatalError
+from executor_svc.handover import Exchange
 from executor_svc.heartbeat import Heartbeat, Verdict
 from executor_svc.sockets import Dialing, Waker
 
@@ -81,8 +83,9 @@ class LinkOptions:
 class Link:
     """One executor's attachment to the scheduler, for as long as the process lives."""
 
-    def __init__(self, options: LinkOptions, hello: Hello, handler: Handler) -> None:
-        self.options, self.hello, self.handler = options, hello, handler
+    def __init__(self, options: LinkOptions, hello: Hello, handler: Handler, exchange: Exchange | None = None) -> None:
+        """The link starts the exchange, and closes it. None: no hand-overs."""
+        self.options, self.hello, self.handler, self.exchange = options, hello, handler, exchange
         self.epoch = 0
         """0: not attached."""
         self.junk: Counter[str] = Counter()
@@ -90,6 +93,8 @@ class Link:
         self._log: Any = structlog.get_logger().bind(scheduler=options.dialing.address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._waker = Waker()
+        if exchange is not None:
+            exchange.tell = self._waker.wake
         self._heartbeat: Heartbeat | None = None
         self._hello_bytes = encode_message(hello)
         self._hello_due = 0.0
@@ -106,6 +111,8 @@ class Link:
 
     def run(self) -> None:
         """Serve until drained or stopped. Raises `RefusedError`, `FatalError`."""
+        if self.exchange is not None:
+            self.exchange.start()
         try:
             while not self._done:
                 self._dial()
@@ -115,8 +122,15 @@ class Link:
         finally:
             self._show_status(attached=False)
             self._hang_up()
+            if self.exchange is not None:
+                self.exchange.close()
             self._context.term()
             self._waker.close()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `request_stop` was called."""
+        return bool(self._stop_reason)
 
     def request_stop(self, reason: str) -> None:
         """Ask for a clean end; may be called from a signal handler or another thread."""
@@ -183,6 +197,8 @@ class Link:
     def _speak(self) -> float | None:
         """Say what is due; returns when the next is."""
         now = time.monotonic()
+        for answer in self.exchange.answers() if self.exchange is not None else ():
+            self._send(answer)
         if self._stop_reason:
             return self._leave(now)
         if self.epoch:
@@ -242,6 +258,8 @@ class Link:
         """The epoch is over: drop all sequences and be ready to say Hello again."""
         self._stop_heartbeat()
         self._show_status(attached=False)
+        if self.exchange is not None:
+            self.exchange.forget()
         self.handler.reset()
         self.epoch = 0
         self._faulted = False
@@ -265,6 +283,8 @@ class Link:
             self._on_welcome(received)
         elif isinstance(received, Refused):
             self._on_refused(received)
+        elif isinstance(received, Lend | Fetch | Recall):
+            self._on_order(received)
         elif isinstance(received, Reset | Drain):
             self._on_end(received)
         elif isinstance(received, Alive):
@@ -319,6 +339,12 @@ class Link:
             self._log.warning("reset by the scheduler", epoch=self.epoch, reason=end.reason)
             self._forget()
 
+    def _on_order(self, order: Lend | Fetch | Recall) -> None:
+        if self.exchange is None or not self.epoch or order.epoch != self.epoch:
+            self._drop("stale", message=type(order).__name__, epoch=order.epoch)
+        else:
+            self.exchange.take(order)
+
     def _on_plan(self, plan: Plan) -> None:
         if plan.epoch != self.epoch or self._faulted:
             self._drop("stale", message="Plan", epoch=plan.epoch, iteration=plan.iteration)
@@ -368,15 +394,3 @@ class Link:
         except zmq.Again:
             return False
         return True
-
-
-def install_signal_handlers(link: Link) -> None:
-    """SIGTERM and SIGINT ask for a clean end; the second one ends the process at once. Main thread only."""
-
-    def handle(number: int, _frame: object) -> None:
-        if link._stop_reason:
-            os._exit(128 + number)
-        link.request_stop(signal.Signals(number).name)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)

@@ -122,3 +122,19 @@ class PseudoModel:
                 damage[i] = (context ^ expected).sum(dtype=np.uint64) | np.uint64(1)
                 self.num_corrupt += 1
         return damage
+
+
+class PseudoBlocks:
+    """The device pool of hashes as a store of blocks that can be handed over."""
+
+    def __init__(self, pseudo: PseudoModel) -> None:
+        self._kv = pseudo.kv.reshape(-1, pseudo.state.block_size)
+        self.num_blocks = len(self._kv)
+        self.block_bytes = 8 * pseudo.state.block_size
+        self.layout = b"pseudo %8d" % pseudo.state.block_size
+
+    def read(self, blocks: list[int]) -> bytes:
+        return self._kv[blocks].tobytes()
+
+    def write(self, blocks: list[int], data: bytes) -> None:
+        self._kv[blocks] = np.frombuffer(data, np.uint64).reshape(len(blocks), -1)

@@ -10,18 +10,23 @@ import time
 
 import structlog
 import torch
+import zmq
 
-from common.wire import PROTOCOL_VERSION, Hello, Limits
+from common.wire import PROTOCOL_VERSION, Hello, Limits, TransferPoint
+from common.wire.handover import MAX_CHUNK_BYTES
 from executor_svc.determinism import VARIABLE
 from executor_svc.faults import FatalError
 from executor_svc.graphs import CudaGraphs, Eager, Recorder
+from executor_svc.handover import Exchange, TransferSocket
+from executor_svc.handover.kv_blocks import KvBlocks
 from executor_svc.host_blocks import BLOCKS_AT_ONCE
 from executor_svc.kernel_cache import prepare_kernel_cache
 from executor_svc.kv_cache import FP8, block_bytes
-from executor_svc.link import Link, LinkOptions, RefusedError, install_signal_handlers
+from executor_svc.link import Link, LinkOptions, RefusedError
 from executor_svc.model import Decoder, LoadedModel, ModelError, NativeDecoder, load_model
 from executor_svc.runner import Runner
 from executor_svc.settings import ExecutorSettings
+from executor_svc.signals import install_signal_handlers
 from executor_svc.warm_up import WarmUpError, warm_up, warm_up_graphs
 
 log = structlog.get_logger()
@@ -53,7 +58,7 @@ def serve(settings: ExecutorSettings) -> int:
 
 def start(settings: ExecutorSettings) -> Link:
     """Everything up to the first Hello. Raises `StartError`, `ModelError`, `WarmUpError`, OSError, ValueError."""
-    dialing = settings.dialing()
+    dialing, transfer = settings.dialing(), settings.transfer_socket()
     if settings.status_file is not None:
         # One that a killed predecessor left behind would say "attached" while the model loads.
         settings.status_file.unlink(missing_ok=True)
@@ -94,6 +99,7 @@ def start(settings: ExecutorSettings) -> Link:
         graphs=graphs,
         warm_up_s=round(time.monotonic() - started, 2),
     )
+    exchange = make_exchange(transfer, runner)
     hello = Hello(
         protocol=PROTOCOL_VERSION,
         name=settings.name,
@@ -102,9 +108,24 @@ def start(settings: ExecutorSettings) -> Link:
         limits=limits,
         model=card,
         spare=settings.spare,
+        transfer=TransferPoint() if exchange is None else exchange.point,
     )
     options = LinkOptions(dialing, grace_s=settings.grace_s, status_file=settings.status_file)
-    return Link(options, hello, runner)
+    return Link(options, hello, runner, exchange)
+
+
+def make_exchange(transfer: TransferSocket | None, runner: Runner) -> Exchange | None:
+    """What takes part in hand-overs, not started; None where that is not wanted. Raises `StartError`."""
+    if transfer is None:
+        return None
+    blocks = KvBlocks(runner.cache)
+    if blocks.block_bytes > MAX_CHUNK_BYTES:
+        log.info("no hand-overs: the KV blocks are too large", block_bytes=blocks.block_bytes)
+        return None
+    try:
+        return Exchange(transfer, blocks)
+    except zmq.ZMQError as error:
+        raise StartError(f"transfer-bind {transfer.bind}: {error}") from None
 
 
 def check_batch_invariant(decoder: Decoder | NativeDecoder) -> None:

@@ -7,12 +7,14 @@ import re
 import socket
 from pathlib import Path
 from typing import ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from common.curve import warn_if_exposed
 from common.settings import ServiceSettings
 from executor_svc.fake_model import DEFAULT_MODEL
+from executor_svc.handover import TransferSocket
 from executor_svc.sockets import Dialing, is_local, read_key
 
 
@@ -33,6 +35,10 @@ class ExecutorSettings(ServiceSettings):
     scheduler_timeout_s: float = Field(5.0, gt=0, description="a scheduler silent for so long is lost")
     grace_s: float = Field(10.0, ge=0, description="seconds that the scheduler gets at SIGTERM to move the sequences")
     spare: bool = Field(False, description="take sequences only while no other executor of the model does")
+    transfer_bind: str = Field(
+        "tcp://127.0.0.1:*",
+        description="address where other executors read KV that is handed over; none: no hand-overs",
+    )
     status_file: Path | None = Field(None, description="a file that exists while this executor is attached")
 
     model: str = Field("", description="model folder, GGUF file, or hub id; empty: the embedded model")
@@ -71,6 +77,15 @@ class ExecutorSettings(ServiceSettings):
             raise ValueError("must begin with tcp:// or ipc://")
         return value
 
+    @field_validator("transfer_bind")
+    @classmethod
+    def _one_address(cls, value: str) -> str:
+        if value != "none" and not value.startswith(("tcp://", "ipc://")):
+            raise ValueError("must begin with tcp:// or ipc://, or be none")
+        if (urlsplit(value).hostname or "") in ("*", "0.0.0.0", "::"):
+            raise ValueError("must name the address that other executors dial")
+        return value
+
     @field_validator("device")
     @classmethod
     def _known_device(cls, value: str) -> str:
@@ -85,6 +100,11 @@ class ExecutorSettings(ServiceSettings):
         if self.curve_server_key is None and not is_local(self.scheduler) and not self.allow_insecure_dial:
             raise ValueError(
                 f"scheduler {self.scheduler} is beyond this machine: give curve-server-key, or allow-insecure-dial"
+            )
+        if self.curve_secret_key is None and not is_local(self.transfer_bind) and not self.allow_insecure_dial:
+            raise ValueError(
+                f"transfer-bind {self.transfer_bind} is open to the network: give curve-secret-key, or "
+                "allow-insecure-dial"
             )
         return self
 
@@ -103,3 +123,9 @@ class ExecutorSettings(ServiceSettings):
             read_key(str(self.curve_server_key), "public"),
             read_key(str(self.curve_secret_key), "secret"),
         )
+
+    def transfer_socket(self) -> TransferSocket | None:
+        """Where others read KV blocks; None: nowhere. Raises as `dialing`."""
+        if self.transfer_bind == "none":
+            return None
+        return TransferSocket(self.transfer_bind, self.dialing().secret_key)

@@ -13,6 +13,7 @@ from common.wire import (
     Alive,
     Drain,
     Fault,
+    Fetched,
     Hello,
     Leaving,
     Plan,
@@ -28,6 +29,7 @@ from common.wire import (
 from scheduler_svc.core import AttachError, Lane, LaneError, Scheduler
 from scheduler_svc.core.config import Preemption
 from scheduler_svc.core.pacing import Deadline
+from scheduler_svc.tickets import Tickets
 
 log = structlog.get_logger()
 
@@ -93,6 +95,7 @@ class Membership:
         self._iteration_timeout_s, self._iteration_floor_s = iteration_timeout_s, iteration_floor_s
         self._by_peer: dict[bytes, Executor] = {}
         self._by_epoch: dict[int, Executor] = {}
+        self._tickets = Tickets(answer_within_s=iteration_timeout_s)
         self._probe_until = 0.0
         self._quiet_until: dict[str, float] = {}
         """Refusals of the same executor are not logged again before."""
@@ -131,7 +134,7 @@ class Membership:
                 self._refuse_protocol(peer, message.protocol)
             case Hello():
                 self._hello(peer, message, now)
-            case Result() | Fault() | Leaving() if executor is None or executor.lane.epoch != message.epoch:
+            case Result() | Fault() | Leaving() | Fetched() if executor is None or executor.lane.epoch != message.epoch:
                 log.info("late message of an ended epoch dropped", kind=type(message).__name__, epoch=message.epoch)
             case Result() if executor is not None:
                 self._result(executor, message, now)
@@ -142,6 +145,8 @@ class Membership:
                 log.info("executor is leaving", executor=executor.name, reason=message.reason)
                 self._scheduler.leave(executor.lane, now)
                 self.models_changed = True
+            case Fetched() if executor is not None:
+                self._fetched(executor, message, now)
             case _:
                 self._junk(peer, f"unexpected {type(message).__name__}", now)
 
@@ -174,7 +179,9 @@ class Membership:
         refusal = self._name_taken(hello, now)
         if refusal is None:
             try:
-                lane = self._scheduler.attach(hello.name, hello.model, hello.limits, now, spare=hello.spare)
+                lane = self._scheduler.attach(
+                    hello.name, hello.model, hello.limits, now, hello.transfer, spare=hello.spare
+                )
             except AttachError as error:
                 refusal = Refused(str(error), retry=True)
         if refusal is not None:
@@ -231,6 +238,15 @@ class Membership:
             return
         executor.deadline = None
 
+    def _fetched(self, executor: Executor, answer: Fetched, now: float) -> None:
+        if not self._tickets.close(answer):
+            log.info("answer to no hand-over dropped", executor=executor.name, ticket=answer.ticket)
+            return
+        if not answer.done:
+            log.info("hand-over failed", executor=executor.name, ticket=answer.ticket, reason=answer.reason)
+        busy_s = answer.busy_us / 1e6
+        self._scheduler.fetched(executor.lane, answer.ticket, now, done=answer.done, busy_s=busy_s)
+
     # --- iterations ---
 
     def plan_idle_lanes(self, now: float) -> None:
@@ -241,7 +257,7 @@ class Membership:
                 continue
             plan = self._scheduler.plan(lane, now)
             if plan is None:
-                if lane.draining and not lane.num_running:
+                if lane.draining and lane.is_vacant:
                     self._end_drain(executor, now)
                 continue
             data = self._encode_plan(plan)
@@ -253,6 +269,17 @@ class Membership:
             executor.deadline = now + executor.allowed.seconds
             if not self._send(executor.peer, data):
                 self.lose(executor, now, "connection lost")
+        self._send_orders(now)
+
+    def _send_orders(self, now: float) -> None:
+        """What executors must be told of hand-overs."""
+        handovers = self._scheduler.handovers
+        while handovers.orders:
+            orders, handovers.orders = handovers.orders, []
+            for order in orders:
+                executor = self._by_epoch.get(order.epoch)
+                if executor is not None and not self._send(executor.peer, encode(self._tickets.open(order, now))):
+                    self.lose(executor, now, "connection lost")
 
     def _end_drain(self, executor: Executor, now: float) -> None:
         """A lane is empty: let its executor go, or note that it is paused."""
@@ -286,6 +313,8 @@ class Membership:
                 seconds, source = executor.allowed
                 self.num_overdue[source] += 1
                 self.lose(executor, now, f"no result within {seconds:.3g} s (deadline: {source})")
+            elif self._tickets.is_overdue(executor.lane.epoch, now):
+                self.lose(executor, now, "no answer about a hand-over")
             else:
                 if executor.drain_by is not None:
                     due.append(self._check_drain(executor, now))
@@ -321,6 +350,7 @@ class Membership:
     def _forget(self, executor: Executor) -> None:
         del self._by_peer[executor.peer]
         del self._by_epoch[executor.lane.epoch]
+        self._tickets.forget(executor.lane.epoch)
         self.models_changed = True
 
     def reset_all(self) -> None:

@@ -53,6 +53,8 @@ CATALOGUE: dict[str, Metric] = {
     "gilir_batch_lines": Metric("gauge", "Lines of batches: waiting or in flight, completed, failed, by state."),
     "gilir_waiting_seconds": Metric("counter", "Seconds that sequences have waited, by what they lacked."),
     "gilir_swapped_blocks": Metric("counter", "KV blocks moved between device and host memory, by direction."),
+    "gilir_handover_blocks": Metric("counter", "KV blocks that came straight from an executor that drains."),
+    "gilir_handovers": Metric("counter", "Sequences whose KV was to come so, by outcome."),
     "gilir_recomputed_tokens": Metric("counter", "Tokens computed once more after their KV was given up."),
     "gilir_executors_lost": Metric("counter", "Executors lost: death, silence, overdue or faulty results."),
     "gilir_iterations_overdue": Metric(

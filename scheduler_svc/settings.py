@@ -48,6 +48,9 @@ class SchedulerSettings(ServiceSettings):
     chunked_prefill: bool = Field(True, description="cut prefills to fill the token budget")
     kv: Literal["paged", "contiguous"] = Field("paged", description="blocks one by one, or one run at admission")
     preemption: Literal["recompute", "swap", "none"] = Field("recompute", description="of the KV of who gives way")
+    handover: Literal["auto", "always", "never"] = Field(
+        "auto", description="send KV to another executor where one drains; auto: where that is quicker than computing"
+    )
     eviction: Literal["lru", "lfu", "fifo"] = Field("lru", description="which cached block goes first")
     discipline: Literal["fcfs", "priority", "fair", "deadline"] = Field("priority", description="order of service")
     admission: Literal["predicted", "immediate", "worst_case"] = Field(

@@ -33,6 +33,7 @@ from common.wire.fields import (
     Text,
     WireError,
 )
+from common.wire.handover import TransferPoint
 
 Int32s = NDArray[np.int32]
 UInt16s = NDArray[np.uint16]
@@ -145,6 +146,7 @@ class Hello(Message):
     model: Annotated[ModelCard, Part(ModelCard)]
     spare: Annotated[bool, BOOL] = False
     """It takes sequences only while no other executor of its model does."""
+    transfer: Annotated[TransferPoint, Part(TransferPoint)] = field(default_factory=TransferPoint)
 
 
 def hello_protocol(data: bytes) -> int | None:

@@ -12,12 +12,15 @@ from starlette.responses import Response
 from common.wire import Action, Command, ExecutorAccount, Loss, ModelAccount, Outcome, Roster, Survey, Verdict
 from scheduler_svc.admin.link import AdminLink
 from scheduler_svc.frontend.body import parse_fields, read_body
+from scheduler_svc.frontend.body_budget import BodyBudget
 from scheduler_svc.frontend.errors import ApiError, invalid, unavailable
 from scheduler_svc.frontend.fields import Fields
 
 router = APIRouter(prefix="/admin")
 
 MAX_BODY_BYTES = 4096
+BODIES = BodyBudget(1 << 20)
+STALLED_S = 10.0
 MAX_TIMEOUT_S = 86_400.0
 MAX_NAME = 256
 
@@ -122,7 +125,8 @@ async def _command(
 
 async def _fields(request: Request) -> Fields:
     """The fields of the body; none where it is empty."""
-    body = await read_body(request, MAX_BODY_BYTES)
+    with BODIES.hold() as held:
+        body = await read_body(request, held, MAX_BODY_BYTES, STALLED_S)
     return parse_fields(body) if body.strip() else Fields({})
 
 

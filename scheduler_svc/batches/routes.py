@@ -37,7 +37,9 @@ async def create_batch(request: Request) -> Response:
     admit_change(request)
     frontend = frontend_of(request)
     with frontend.bodies.hold() as held:
-        fields = parse_fields(await read_body(request, held, frontend.settings))
+        fields = parse_fields(
+            await read_body(request, held, frontend.settings.max_body_bytes, frontend.settings.stalled_client_s)
+        )
     endpoint = fields.text("endpoint", None, 100)
     if endpoint not in ENDPOINTS:
         raise invalid("endpoint", f"endpoint: must be one of {', '.join(ENDPOINTS)}, got {show(endpoint)}")

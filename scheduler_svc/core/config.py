@@ -44,6 +44,16 @@ class Preemption(StrEnum):
     """Nobody ever gives way: a sequence is admitted when all that it may become fits beside the others."""
 
 
+class Handover(StrEnum):
+    """Whether a lane that drains sends the KV of its sequences to another lane."""
+
+    AUTO = "auto"
+    """Where that is likely to take less time than to compute it anew."""
+    ALWAYS = "always"
+    """Wherever it is possible."""
+    NEVER = "never"
+
+
 class Eviction(StrEnum):
     """Which cached block goes first when blocks are needed."""
 
@@ -94,6 +104,7 @@ class SchedulerConfig:
     """Whether a prefill may be cut to fill the budget. Without it only one that does not fit beside the decodes is."""
     kv: KvLayout = KvLayout.PAGED
     preemption: Preemption = Preemption.RECOMPUTE
+    handover: Handover = Handover.AUTO
     eviction: Eviction = Eviction.LRU
     discipline: Discipline = Discipline.PRIORITY
     admission: Admission = Admission.PREDICTED

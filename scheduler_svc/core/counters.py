@@ -48,6 +48,11 @@ class Counters:
     """Tokens whose KV was given up by preemption."""
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
+    handover_blocks: int = 0
+    """Blocks that came straight from another lane."""
+    handovers_done: int = 0
+    handovers_failed: int = 0
+    """Hand-overs that ended otherwise, also those of sequences that were wanted no more."""
     waited_s: dict[WaitReason, float] = field(default_factory=lambda: {r: 0.0 for r in WaitReason if r.value != "none"})
     """Seconds that all sequences together have waited."""
     iterations: int = 0

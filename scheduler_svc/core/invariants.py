@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from scheduler_svc.core.scheduler import Scheduler
 
 
-def check(scheduler: Scheduler) -> None:
+def check_books(scheduler: Scheduler) -> None:
     """Raise AssertionError unless membership, limits and conservation hold."""
     for lane in scheduler.lanes.values():
         lane.check_invariants()
         is_served = any(not o.spare and not o.draining for o in scheduler.lanes_of(lane.model.name))
         assert lane.stands_by == (lane.spare and not lane.draining and is_served), "a spare stands by beside others"
         assert lane.draining or not (lane.stays or lane.must_empty)
+    scheduler.handovers.check_invariants(scheduler.lanes)
     waiting = [s for queue in scheduler.queues.values() for s in queue]
     running = [s for lane in scheduler.lanes.values() for s in lane.running()]
     assert all(s.state is State.WAITING and s.lane is None for s in waiting)

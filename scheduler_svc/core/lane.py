@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import Limits, ModelCard, NewSequence, Retention
+from common.wire import Limits, ModelCard, NewSequence, Retention, TransferPoint
 from scheduler_svc.core.block_pool import BlockPool, extend_hashes
 from scheduler_svc.core.config import KvLayout, Preemption, SchedulerConfig
 from scheduler_svc.core.host_pool import HostPool
@@ -31,6 +31,8 @@ class InFlight:
     """Sequence and chunk length, in plan order."""
     planned_at: float
     num_tokens: int
+    swaps_out: bool = False
+    """Whether it reads blocks that nobody holds any more."""
     deferred: list[Sequence] = field(default_factory=list)
     """Aborted meanwhile; their slots and blocks are given up at the acknowledgement (the fence)."""
 
@@ -70,9 +72,11 @@ class Lane:
         model: ModelCard,
         limits: Limits,
         config: SchedulerConfig,
+        transfer: TransferPoint | None = None,
         spare: bool = False,
     ) -> None:
         self.epoch, self.name, self.model, self.limits, self.config = epoch, name, model, limits, config
+        self.transfer = transfer or TransferPoint()
         self.block_size = limits.block_size
         self.token_budget = min(config.max_num_batched_tokens, limits.max_num_batched_tokens)
         # A decode takes one token of the budget, so more seats than budget could not all run.
@@ -140,6 +144,10 @@ class Lane:
         self.decoding = np.empty(0, np.int64)
         """Slots whose only uncomputed token is their last one."""
         self.prefilling: list[Sequence] = []
+        self.arriving: set[int] = set()
+        """Slots whose KV is on its way from another lane: seated here, and unknown to the executor."""
+        self.lent: dict[int, list[int]] = {}
+        """Blocks of sequences that have left, by the ticket of the hand-over that may still read them."""
 
     @property
     def admits(self) -> bool:
@@ -151,11 +159,20 @@ class Lane:
         return self.seats - len(self.free_slots)
 
     @property
+    def is_vacant(self) -> bool:
+        """Whether nothing of this lane is needed any more, but what is cached."""
+        return not self.num_running and not self.lent
+
+    @property
     def may_preempt(self) -> bool:
         return self.config.preemption is not Preemption.NONE
 
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.occupant if sequence is not None]
+
+    def resident(self) -> list[Sequence]:
+        """Those running whose KV is here."""
+        return [sequence for sequence in self.running() if sequence.slot not in self.arriving]
 
     def members_in_flight(self) -> set[Sequence]:
         """Who is in the iteration in flight."""
@@ -196,12 +213,31 @@ class Lane:
 
     def admit(self, sequence: Sequence, hit: list[int], predicted_length: int) -> None:
         """Seat a waiting sequence with its blocks: the first shared from the cache, the next swapped in."""
+        table = self._take_blocks(sequence, hit)
+        computed = self._swap_in(sequence, table, len(hit))
+        self._seat(sequence, table, predicted_length)
+        self._begin(sequence, computed, len(hit))
+
+    def expect(self, sequence: Sequence, hit: list[int], predicted_length: int) -> None:
+        """Seat a sequence whose KV beyond the hit is yet to come, straight from another lane."""
+        self._seat(sequence, self._take_blocks(sequence, hit), predicted_length)
+        self.arriving.add(sequence.slot)
+
+    def arrive(self, sequence: Sequence, computed: int, num_hit: int) -> None:
+        """The KV of an expected sequence is there, that of so many tokens."""
+        self.arriving.remove(sequence.slot)
+        self._begin(sequence, computed, num_hit)
+        self.publish(sequence)
+
+    def _take_blocks(self, sequence: Sequence, hit: list[int]) -> list[int]:
+        self.pool.share(hit)
+        return hit + self.pool.allocate(self.num_blocks_at_admission(sequence) - len(hit))
+
+    def _seat(self, sequence: Sequence, table: list[int], predicted_length: int) -> None:
+        """Give a sequence a slot, and its columns; it computes nothing yet."""
         slot = self.free_slots.pop()
         count = len(sequence.tokens)
-        self.pool.share(hit)
-        table = hit + self.pool.allocate(self.num_blocks_at_admission(sequence) - len(hit))
-        computed = self._swap_in(sequence, table, len(hit))
-        sequence.state, sequence.lane, sequence.slot, sequence.prefilling = State.RUNNING, self, slot, True
+        sequence.state, sequence.lane, sequence.slot, sequence.prefilling = State.RUNNING, self, slot, False
         self.occupant[slot] = sequence
         self.is_seated[slot] = True
         self.rank[slot] = sequence.rank
@@ -210,14 +246,20 @@ class Lane:
         self.blocks[slot, : len(table)] = table
         self.num_blocks[slot] = len(table)
         self.length[slot] = count
-        self.computed[slot] = computed
-        self.num_published[slot] = len(hit)
+        self.computed[slot] = self.num_published[slot] = 0
         self.prompt_length[slot] = sequence.prompt_length
         self.max_length[slot] = min(sequence.max_length, self.model.max_model_len)
         self.predicted_length[slot] = predicted_length
         self.owner[slot], self.stream[slot] = sequence.owner, sequence.stream
         self.key_row[slot] = sequence.key_row
         self.last_token_at[slot] = sequence.last_token_at
+
+    def _begin(self, sequence: Sequence, computed: int, num_hit: int) -> None:
+        """A seated sequence takes part in iterations; the next plan tells the executor of it."""
+        slot = sequence.slot
+        self.computed[slot] = computed
+        self.num_published[slot] = num_hit
+        sequence.prefilling = True
         self.prefilling.append(sequence)
         self.changes.new.append(
             NewSequence(
@@ -226,7 +268,7 @@ class Lane:
                 tokens=sequence.tokens,
                 prompt_length=sequence.prompt_length,
                 computed=computed,
-                blocks=self.blocks[slot, : len(table)].copy(),
+                blocks=self.blocks[slot, : self.num_blocks[slot]].copy(),
                 params=sequence.params,
             )
         )
@@ -284,19 +326,30 @@ class Lane:
 
         Its known tokens go back into the sequence; its computed blocks stay findable until they are evicted.
         """
+        self.pool.release(self.vacate(sequence), sequence.retention)
+        sequence.state = state
+
+    def vacate(self, sequence: Sequence) -> list[int]:
+        """Give up a sequence's slot alone. Returns its table, whose blocks it still holds."""
         slot = sequence.slot
-        assert self.in_flight is None and self.occupant[slot] is sequence
+        is_expected = slot in self.arriving
+        # No iteration touches what is expected.
+        assert (self.in_flight is None or is_expected) and self.occupant[slot] is sequence
         self.publish(sequence)
-        sequence.tokens = self.tokens[slot, : self.length[slot]].copy()
+        self.update_tokens(sequence)
         sequence.num_reached = max(sequence.num_reached, int(self.computed[slot]))
         sequence.last_token_at = float(self.last_token_at[slot])
-        self.pool.release(self.table(slot), sequence.retention)
+        table = self.table(slot)
         self.leave_slot(sequence)
-        sequence.state = state
         self.free_slots.append(slot)
-        if self.changes.is_told(slot):
+        if self.changes.is_told(slot) and not is_expected:
             self.changes.freed.append(slot)
         self.changes.forget(slot)
+        return table
+
+    def update_tokens(self, sequence: Sequence) -> None:
+        """Note the known tokens of a running sequence in it, as if it were to wait."""
+        sequence.tokens = self.tokens[sequence.slot, : self.length[sequence.slot]].copy()
 
     def leave_slot(self, sequence: Sequence) -> None:
         """Take a sequence out of the running set."""
@@ -304,7 +357,9 @@ class Lane:
         self.num_departures += 1
         self.occupant[slot] = None
         self.is_seated[slot] = False
-        if sequence.prefilling:
+        if slot in self.arriving:
+            self.arriving.remove(slot)
+        elif sequence.prefilling:
             self.prefilling.remove(sequence)
         else:
             self.decoding = self.decoding[self.decoding != slot]
@@ -315,11 +370,12 @@ class Lane:
         slots = [slot for slot, sequence in enumerate(self.occupant) if sequence is not None]
         assert sorted(slots + self.free_slots) == list(range(self.seats)), "slots: each occupied or free"
         assert np.flatnonzero(self.is_seated).tolist() == slots
-        self.pool.check_invariants(self.table(slot) for slot in slots)
+        self.pool.check_invariants([*(self.table(slot) for slot in slots), *self.lent.values()])
         decoding = {int(slot) for slot in self.decoding}
         prefilling = {sequence.slot for sequence in self.prefilling}
         assert len(decoding) == len(self.decoding) and not decoding & prefilling
-        assert decoding | prefilling == set(slots), "running: each decoding or prefilling"
+        assert not (decoding | prefilling) & self.arriving
+        assert decoding | prefilling | self.arriving == set(slots), "running: each decoding, prefilling or arriving"
         for slot in slots:
             sequence = self.occupant[slot]
             assert sequence is not None and sequence.state is State.RUNNING
@@ -328,6 +384,8 @@ class Lane:
             computed, length = int(self.computed[slot]), int(self.length[slot])
             assert computed < length <= int(self.max_length[slot]), "order: a token is computed after it is known"
             assert int(self.num_blocks[slot]) * self.block_size >= computed
+            if slot in self.arriving:
+                assert not computed, "computed before it has come"
             if slot in decoding:
                 assert computed == length - 1
 

@@ -9,6 +9,8 @@ import numpy as np
 MEMORY = 0.98
 """Weight of what was known, at each new iteration."""
 MIN_OBSERVED = 8
+MIN_PREFILL = 32
+"""Prefill tokens of an iteration from which something is learned of what a token costs."""
 MIN_RIDE = 16
 """Prefill tokens that may always ride along: a prompt must get on."""
 SLACK = 20.0
@@ -46,13 +48,18 @@ class Pace:
         """Smoothed seconds of an iteration; 0 before the first."""
         self._slowest = [0.0] * NUM_SIZES
         """At i: seconds that the slowest iteration of 2**(i-1) to 2**i - 1 tokens took lately; 0: none was seen."""
+        self.prefill_token_s = 0.0
+        """Smoothed seconds of a prefill token; 0 before the first iteration that is mostly prefill."""
 
     def observe(self, num_decodes: int, num_prefill_tokens: int, seconds: float, *, fit: bool) -> None:
-        """An iteration took so long from plan to result. Without `fit` only the mean is learned."""
+        """An iteration took so long from plan to result. Without `fit` only the means are learned."""
         self.num_observed += 1
         self.mean_s += (seconds - self.mean_s) * (0.1 if self.num_observed > 1 else 1.0)
         size = _size(num_decodes + num_prefill_tokens)
         self._slowest[size] = max(seconds, FADING * self._slowest[size])
+        if num_prefill_tokens >= MIN_PREFILL and num_prefill_tokens > num_decodes:
+            each, known = seconds / num_prefill_tokens, self.prefill_token_s
+            self.prefill_token_s += (each - known) * (0.2 if known else 1.0)
         if not fit:
             return
         kind = int(num_prefill_tokens > 0)

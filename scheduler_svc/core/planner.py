@@ -75,7 +75,9 @@ class Planner:
         lane, changes = self.lane, self.lane.changes
         lane.iteration += 1
         prefills = list(self.chunks.items())
-        lane.in_flight = InFlight(lane.iteration, decodes, prefills, self.now, len(decodes) + self.num_chunk_tokens)
+        num_tokens = len(decodes) + self.num_chunk_tokens
+        swaps_out = bool(changes.swap_outs)
+        lane.in_flight = InFlight(lane.iteration, decodes, prefills, self.now, num_tokens, swaps_out)
         lane.changes = PlanChanges()
         lane.host.settle()
         self.counters.swapped_out_blocks += len(changes.swap_outs)
@@ -109,7 +111,7 @@ class Planner:
             if len(needy):
                 lane.append_blocks(needy)
             return False
-        last_first = sorted(lane.running(), key=lambda sequence: sequence.key)
+        last_first = sorted(lane.resident(), key=lambda sequence: sequence.key)
         while len(needy) > lane.pool.num_available:
             victim = last_first.pop()
             needy = needy[needy != victim.slot]

@@ -8,7 +8,12 @@ from scheduler_svc.core.sequence import Sequence, WaitReason
 
 
 def why_aside(lane: Lane, sequence: Sequence) -> WaitReason:
-    """What keeps a running sequence out of its lane's iteration; NONE when it is in it, or when none is in flight."""
+    """What keeps a running sequence out of its lane's iteration; NONE when it is in it, or when none is in flight.
+
+    PAUSED while its KV is on its way from another lane.
+    """
+    if sequence.slot in lane.arriving:
+        return WaitReason.PAUSED
     flight = lane.in_flight
     if flight is None:
         return WaitReason.NONE

@@ -1,7 +1,7 @@
 """The scheduler: a handful of verbs on queues and lanes. Pure: no I/O, no clock, no randomness.
 
-`submit`, `abort`, `attach`, `detach`, `pause`, `resume`, `plan`, `apply`, `expire`. What frontends must be told gathers
-in `outbox`.
+`submit`, `abort`, `attach`, `detach`, `pause`, `resume`, `plan`, `apply`, `fetched`, `expire`. What frontends must be
+told gathers in `outbox`, what executors must be told beside their plans in `handovers.orders`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit
+from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit, TransferPoint
 from common.wire.codec import Message
 from scheduler_svc.core.applier import apply_result
 from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.drain_rate import DrainRate
+from scheduler_svc.core.draining import give_back, move_away, settle
+from scheduler_svc.core.handover import Handovers
 from scheduler_svc.core.intake import misfit, outlived, overload, sequences_of
-from scheduler_svc.core.invariants import check
+from scheduler_svc.core.invariants import check_books
 from scheduler_svc.core.key_usage import KeyUsage
 from scheduler_svc.core.lane import Lane, drop_swapped
 from scheduler_svc.core.model_queue import ModelQueue
@@ -54,6 +56,7 @@ class Scheduler:
         self.by_request: dict[str, dict[int, Sequence]] = {}
         """The same, by request id, then number; clients may use one id for many requests."""
         self.key_usage = KeyUsage()
+        self.handovers = Handovers(config, self.counters)
         self._vacant_since: dict[str, float] = {}
         """Since when a known model has had no lane that takes sequences."""
         self._num_submitted = 0
@@ -127,6 +130,9 @@ class Scheduler:
             queue.remove(sequence, now)
             drop_swapped(sequence)
             sequence.state = State.FINISHED
+        elif sequence.slot in lane.arriving:
+            sequence.aborted = True
+            self.handovers.give_up(sequence)
         elif lane.in_flight is not None:
             sequence.aborted = True
             lane.in_flight.deferred.append(sequence)
@@ -147,13 +153,22 @@ class Scheduler:
     def lanes_of(self, model: str) -> list[Lane]:
         return [lane for lane in self.lanes.values() if lane.model.name == model]
 
-    def attach(self, name: str, model: ModelCard, limits: Limits, now: float, *, spare: bool = False) -> Lane:
+    def attach(
+        self,
+        name: str,
+        model: ModelCard,
+        limits: Limits,
+        now: float,
+        transfer: TransferPoint | None = None,
+        *,
+        spare: bool = False,
+    ) -> Lane:
         """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit."""
         for lane in self.lanes_of(model.name):
             check_alike(lane, model, limits)
         self._make_room(model)
         try:
-            lane = Lane(self._last_epoch + 1, name, model, limits, self.config, spare)
+            lane = Lane(self._last_epoch + 1, name, model, limits, self.config, transfer, spare)
         except MemoryError:
             raise AttachError(f"no memory for the state of {limits.max_num_seqs} sequences of this length") from None
         self._last_epoch = lane.epoch
@@ -217,6 +232,7 @@ class Scheduler:
         blamed = {lane.occupant[slot] for slot in guilty if slot < lane.seats}
         members = lane.members_in_flight()
         lane.in_flight = None
+        self.handovers.lose(lane)
         queue = self.queues[lane.model.name]
         for sequence in queue:
             if sequence.swapped is not None and sequence.swapped.lane is lane:
@@ -279,17 +295,6 @@ class Scheduler:
         """From its next plan on, a lane that drains gives back also the sequences for which no other has room now."""
         lane.must_empty = lane.draining
 
-    def _give_back(self, lane: Lane, now: float) -> None:
-        """Send a lane's sequences back to the queue, but for those that no lane which takes any could ever hold."""
-        model = lane.model.name
-        peers = self._admitting(model)
-        for sequence in sorted(lane.running(), key=lambda sequence: sequence.key):
-            if peers and not any(peer.could_hold(sequence) for peer in peers):
-                continue
-            lane.release(sequence, State.WAITING)
-            self.queues[model].add(sequence, now)
-            self._hold_anew(model, now)
-
     def _hold_anew(self, model: str, now: float) -> None:
         """Who has been served until now waits for an executor as long as any, where there is none."""
         if model in self._vacant_since:
@@ -302,16 +307,15 @@ class Scheduler:
             self._move_away(lane, now)
 
     def _move_away(self, lane: Lane, now: float) -> None:
-        """Send a lane's sequences back to the queue, as many as its peers have seats and blocks for."""
-        room = {p: [len(p.free_slots), p.pool.num_available] for p in self._admitting(lane.model.name) if p is not lane}
-        for sequence in sorted(lane.running(), key=lambda sequence: sequence.key):
-            need = lane.num_blocks_for(sequence.num_tokens + 1)
-            for peer, (seats, blocks) in room.items():
-                if seats and need <= blocks and peer.could_hold(sequence):
-                    room[peer] = [seats - 1, blocks - need]
-                    lane.release(sequence, State.WAITING)
-                    self.queues[sequence.model].add(sequence, now)
-                    break
+        """Move the sequences of an idle lane to others, as many as those have seats and blocks for."""
+        peers = [peer for peer in self._admitting(lane.model.name) if peer is not lane]
+        move_away(lane, peers, self.queues[lane.model.name], self.handovers, now)
+
+    def fetched(self, lane: Lane, ticket: int, now: float, *, done: bool, busy_s: float) -> None:
+        """The lane's executor has the KV of a hand-over (`done`), or will not get it. Unknown tickets are passed by."""
+        transit = self.handovers.end(lane, ticket, done=done, busy_s=busy_s)
+        if transit is not None:
+            settle(transit, self.queues[lane.model.name], now, done=done)
 
     def expire(self, now: float) -> float | None:
         """End what is over its time or has waited out the hold time, and count how long all wait.
@@ -340,8 +344,8 @@ class Scheduler:
         model = lane.model.name
         if lane.draining:
             self._move_away(lane, now)
-            if lane.must_empty:
-                self._give_back(lane, now)
+            if lane.must_empty and give_back(lane, self._admitting(model), self.queues[model], now):
+                self._hold_anew(model, now)
         peers = [other for other in self._admitting(model) if other is not lane]
         queue = self.queues[model]
         seating = Seating(lane, peers, queue, now)
@@ -391,6 +395,6 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless membership, limits and conservation hold (DESIGN section 4)."""
-        check(self)
+        check_books(self)
         assert len(self._timeouts) == sum(s.ends_at < math.inf for s in self.live.values())
         self.key_usage.check_invariants(self.live.values())

@@ -101,7 +101,7 @@ class Seating:
         lane = self._lane
         if not self._may_preempt_for(sequence):
             return []
-        candidates = [s for s in lane.running() if s.rank > sequence.rank and lane.changes.is_told(s.slot)]
+        candidates = [s for s in lane.resident() if s.rank > sequence.rank and lane.changes.is_told(s.slot)]
         candidates.sort(key=lambda other: other.key, reverse=True)
         low, high = 1, len(candidates) + 1
         while low < high:

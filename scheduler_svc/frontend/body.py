@@ -13,7 +13,6 @@ from starlette.requests import Request
 from scheduler_svc.frontend.body_budget import HeldBody
 from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
 from scheduler_svc.frontend.fields import Fields
-from scheduler_svc.frontend.settings import FrontendSettings
 
 _NOT_FINITE = re.compile(rb"NaN|Infinity|\d[eE]\+?\d{3,}")
 MAX_COMMAS = 1 << 21
@@ -24,11 +23,10 @@ _SEARCH_LIMIT = 1 << 17
 """Longer bodies that do not parse are not searched for the parameter that holds a NaN."""
 
 
-async def read_body(request: Request, held: HeldBody, settings: FrontendSettings) -> bytes:
+async def read_body(request: Request, held: HeldBody, max_bytes: int, stalled_s: float) -> bytes:
     """The whole body. Raises `ApiError` 413 as soon as it is known to be too large, 503 when there is no room for it
     beside those of others, 408 when it stops coming, and `ClientGone` on a disconnect.
     """
-    max_bytes = settings.max_body_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
@@ -36,7 +34,7 @@ async def read_body(request: Request, held: HeldBody, settings: FrontendSettings
     size = 0
     clock = asyncio.get_running_loop().time
     try:
-        async with asyncio.timeout(settings.stalled_client_s) as limit:
+        async with asyncio.timeout(stalled_s) as limit:
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -49,9 +47,9 @@ async def read_body(request: Request, held: HeldBody, settings: FrontendSettings
                 parts.append(part)
                 if not message.get("more_body", False):
                     return parts[0] if len(parts) == 1 else b"".join(parts)
-                limit.reschedule(clock() + settings.stalled_client_s)
+                limit.reschedule(clock() + stalled_s)
     except TimeoutError:
-        text = f"nothing came of the body for {settings.stalled_client_s:g} s"
+        text = f"nothing came of the body for {stalled_s:g} s"
         raise ApiError(408, text, code="client_timeout", headers={"connection": "close"}) from None
 
 

@@ -38,7 +38,9 @@ async def serve(request: Request, prepare: Prepare) -> Response:
     frontend.admit()
     limit = header_time_limit(request)
     with frontend.bodies.hold() as held:
-        fields = parse_fields(await read_body(request, held, frontend.settings))
+        fields = parse_fields(
+            await read_body(request, held, frontend.settings.max_body_bytes, frontend.settings.stalled_client_s)
+        )
         return await _serve(request, prepare, fields, held, limit)
 
 

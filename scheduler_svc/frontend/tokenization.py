@@ -34,7 +34,9 @@ async def _opened(request: Request) -> AsyncIterator[tuple[Frontend, Fields, Ser
     """A request's fields and model, and a generation without streams, which ends when the client leaves."""
     frontend, key = frontend_of(request), key_of(request)
     with frontend.bodies.hold() as held:
-        fields = parse_fields(await read_body(request, held, frontend.settings))
+        fields = parse_fields(
+            await read_body(request, held, frontend.settings.max_body_bytes, frontend.settings.stalled_client_s)
+        )
         generation = frontend.link.generation(key)
         watch = ClientWatch(request.receive, generation.leave)
         try:

@@ -38,6 +38,8 @@ class Kind(IntEnum):
     """type, text: the verb of the frame before ended with this exception."""
     CARD = 4
     """number, packed model card: comes before the first frame of a segment that names it."""
+    ORDERS = 5
+    """encoded messages: what executors were to be told, beside plans, of the verb of the frame before."""
     SUBMIT = 10
     """owner, encoded Submit."""
     REFUSE = 11
@@ -49,7 +51,7 @@ class Kind(IntEnum):
     END_ALL = 14
     """reason, message."""
     ATTACH = 15
-    """name, number of the model card, packed limits, whether it is a spare."""
+    """name, number of the model card, packed limits, packed transfer point, whether it is a spare."""
     DETACH = 16
     """epoch, guilty slots, reason."""
     DRAIN = 17
@@ -67,6 +69,8 @@ class Kind(IntEnum):
     """epoch."""
     VACATE = 32
     """epoch."""
+    FETCHED = 23
+    """epoch of the target, ticket, whether all is there, seconds that it took."""
     APPLY = 21
     """epoch, then an encoded Result, or (where it has no logprobs) iteration, tokens (raw little-endian int32), finish
     codes (raw; nil: all zero), busy_us, device_us."""

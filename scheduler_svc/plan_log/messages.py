@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from common.wire import Limits, Message, ModelCard, Result, decode, encode
+from common.wire import Limits, Message, ModelCard, Result, TransferPoint, decode, encode
 from common.wire.codec import Part
 from scheduler_svc.plan_log.format import FormatError
 
 M = TypeVar("M", bound=Message)
 
-_CARD, _LIMITS = Part(ModelCard), Part(Limits)
+_CARD, _LIMITS, _POINT = Part(ModelCard), Part(Limits), Part(TransferPoint)
 
 
 class FileDigest(bytes):
@@ -64,6 +64,16 @@ def unpack_limits(packed: list[Any]) -> Limits:
     limits = _LIMITS.unpack(packed, "limits")
     assert isinstance(limits, Limits)
     return limits
+
+
+def pack_point(point: TransferPoint | None) -> list[Any]:
+    return _POINT.pack(point or TransferPoint())
+
+
+def unpack_point(packed: list[Any]) -> TransferPoint:
+    point = _POINT.unpack(packed, "transfer")
+    assert isinstance(point, TransferPoint)
+    return point
 
 
 def pack_result(result: Result, epoch: int) -> tuple[Any, ...]:

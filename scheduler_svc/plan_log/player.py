@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.wire import Ended, EndReason, Message, Plan, Result, Submit, WireError, encode
+from common.wire import Ended, EndReason, Message, Plan, Result, Submit, WireError, decode, encode
 from scheduler_svc.core import Lane, Scheduler
 from scheduler_svc.plan_log.differences import Difference, compare_plans
 from scheduler_svc.plan_log.format import VERBS, FormatError, Header, Kind
-from scheduler_svc.plan_log.messages import decode_as, unpack_card, unpack_limits, unpack_result
+from scheduler_svc.plan_log.messages import decode_as, unpack_card, unpack_limits, unpack_point, unpack_result
 from scheduler_svc.plan_log.segments import Frame, Segment, frames_of, segments
 from scheduler_svc.plan_log.snapshot import compare_states, pack_state, unpack_state
 
@@ -22,7 +22,7 @@ PLAIN_ON_A_LANE = {
     Kind.DRAIN: Scheduler.drain,
 }
 """Verbs that are given a lane and the time."""
-ON_A_LANE = (Kind.DETACH, Kind.PLAN, Kind.NO_PLAN, Kind.APPLY, *PLAIN_ON_A_LANE)
+ON_A_LANE = (Kind.DETACH, Kind.PLAN, Kind.NO_PLAN, Kind.APPLY, Kind.FETCHED, *PLAIN_ON_A_LANE)
 
 
 def sequence_name(lane: Lane, slot: int) -> str:
@@ -143,6 +143,7 @@ class Player:
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
         self._compare_raised(frame, raised)
+        self._compare_orders(frame)
         messages, self.scheduler.outbox = tuple(self.scheduler.outbox), []
         return step._replace(messages=messages, raised=raised)
 
@@ -154,6 +155,23 @@ class Player:
             next(iter(self._frames))
         if raised.split(":")[0] != recorded.split(":")[0]:
             there, here = recorded or "it went well", raised or "it goes well"
+            raise Difference(
+                f"{frame.kind.name.lower()} at {frame.now:.6f} s\n  in the log: {there}\n  replayed: {here}"
+            )
+
+    def _compare_orders(self, frame: Frame) -> None:
+        """What executors were told beside their plans."""
+        orders, self.scheduler.handovers.orders = self.scheduler.handovers.orders, []
+        following = self._frames.peek()
+        recorded: list[bytes] = []
+        if following is not None and following.kind is Kind.ORDERS:
+            recorded = following.arguments
+            next(iter(self._frames))
+        elif following is None:
+            return  # the log may end before them
+        if [encode(order) for order in orders] != recorded:
+            there = ", ".join(str(decode(data)) for data in recorded) or "no orders"
+            here = ", ".join(str(order) for order in orders) or "no orders"
             raise Difference(
                 f"{frame.kind.name.lower()} at {frame.now:.6f} s\n  in the log: {there}\n  replayed: {here}"
             )
@@ -181,9 +199,9 @@ class Player:
                 scheduler.end_all(EndReason(reason), message, now)
             case Kind.EXPIRE, []:
                 scheduler.expire(now)
-            case Kind.ATTACH, [name, number, limits, spare]:
+            case Kind.ATTACH, [name, number, limits, point, spare]:
                 card = unpack_card(self._cards[number])
-                lane = scheduler.attach(name, card, unpack_limits(limits), now, spare=spare)
+                lane = scheduler.attach(name, card, unpack_limits(limits), now, unpack_point(point), spare=spare)
                 return step._replace(lane=lane)
             case kind, [number, *rest] if kind in ON_A_LANE:
                 return self._perform_on_lane(step, self._lane(number), rest)
@@ -205,6 +223,8 @@ class Player:
                 return step._replace(lane=lane, reason=reason)
             case kind, [] if kind in PLAIN_ON_A_LANE:
                 PLAIN_ON_A_LANE[kind](scheduler, lane, now)
+            case Kind.FETCHED, [ticket, done, busy_s]:
+                scheduler.fetched(lane, ticket, now, done=done, busy_s=busy_s)
             case Kind.APPLY, packed:
                 result = unpack_result(lane.epoch, packed)
                 scheduler.apply(lane, result, now)

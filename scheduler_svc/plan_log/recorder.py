@@ -8,10 +8,11 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any
 
-from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit, encode
+from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit, TransferPoint, encode
 from scheduler_svc.core import Lane, Scheduler, SchedulerConfig
+from scheduler_svc.core.handover import Handovers
 from scheduler_svc.plan_log.format import Header, Kind, pack_frame
-from scheduler_svc.plan_log.messages import pack_card, pack_limits, pack_result
+from scheduler_svc.plan_log.messages import pack_card, pack_limits, pack_point, pack_result
 from scheduler_svc.plan_log.snapshot import pack_state
 from scheduler_svc.plan_log.writer import PlanLog
 
@@ -20,21 +21,30 @@ OVERFULL = 1.25
 
 
 class _Verb:
-    """Tells the verb that was called from outside from those that it calls, and notes what it raises."""
+    """Tells the verb that was called from outside from those that it calls; notes what it raises, and its orders."""
 
-    def __init__(self, log: PlanLog) -> None:
-        self._log = log
+    def __init__(self, log: PlanLog, handovers: Handovers) -> None:
+        self._log, self._handovers = log, handovers
         self.depth = 0
+        self._num_orders = 0
+        """Orders that were there before the verb."""
 
     def __enter__(self) -> None:
+        if not self.depth:
+            self._num_orders = len(self._handovers.orders)
         self.depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self.depth -= 1
-        if kind is not None and not self.depth:
+        if self.depth:
+            return
+        if kind is not None:
             self._log.write(None, Kind.RAISED, kind.__name__, str(error))
+        orders = self._handovers.orders[self._num_orders :]
+        if orders:
+            self._log.write(None, Kind.ORDERS, *(encode(order) for order in orders))
 
 
 class RecordedScheduler(Scheduler):
@@ -55,7 +65,7 @@ class RecordedScheduler(Scheduler):
         super().__init__(config, first_epoch=first_epoch)
         self._clock = clock
         self._log, self._first_epoch = log, first_epoch
-        self._verb = _Verb(log)
+        self._verb = _Verb(log, self.handovers)
         self._cards: dict[bytes, int] = {}
         """Numbers of the model cards that the segment holds, by their digest."""
         self._busy: set[int] = set()
@@ -128,10 +138,20 @@ class RecordedScheduler(Scheduler):
         with self._frame(Kind.END_ALL, int(reason), message, now=now):
             super().end_all(reason, message, now)
 
-    def attach(self, name: str, model: ModelCard, limits: Limits, now: float, *, spare: bool = False) -> Lane:
+    def attach(
+        self,
+        name: str,
+        model: ModelCard,
+        limits: Limits,
+        now: float,
+        transfer: TransferPoint | None = None,
+        *,
+        spare: bool = False,
+    ) -> Lane:
         self._turn_over(Kind.ATTACH)  # now, lest the card stay in the segment before
-        with self._frame(Kind.ATTACH, name, self._card(model), pack_limits(limits), spare, now=now):
-            return super().attach(name, model, limits, now, spare=spare)
+        fields = self._card(model), pack_limits(limits), pack_point(transfer), spare
+        with self._frame(Kind.ATTACH, name, *fields, now=now):
+            return super().attach(name, model, limits, now, transfer, spare=spare)
 
     def _card(self, model: ModelCard) -> int:
         """The number of a card in this segment; executors that are refused bring theirs again and again."""
@@ -166,6 +186,10 @@ class RecordedScheduler(Scheduler):
     def drain(self, lane: Lane, now: float) -> None:
         with self._frame(Kind.DRAIN, self._number(lane), now=now):
             super().drain(lane, now)
+
+    def fetched(self, lane: Lane, ticket: int, now: float, *, done: bool, busy_s: float) -> None:
+        with self._frame(Kind.FETCHED, self._number(lane), ticket, done, busy_s, now=now):
+            super().fetched(lane, ticket, now, done=done, busy_s=busy_s)
 
     def expire(self, now: float) -> float | None:
         with self._frame(Kind.EXPIRE, now=now):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
-from common.wire import Limits, NewSequence, Retention, SamplingParams
+from common.wire import Limits, NewSequence, Retention, SamplingParams, TransferPoint
 from scheduler_svc.core import Lane, Scheduler, Sequence, State, WaitReason
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.config import Eviction
@@ -16,6 +16,7 @@ from scheduler_svc.core.counters import Counters, Histogram
 from scheduler_svc.core.drain_rate import DrainRate
 from scheduler_svc.core.eviction import RecencyOrder, WeightOrder
 from scheduler_svc.core.fair import FairQueue, FairShare
+from scheduler_svc.core.handover import Handovers, Transit
 from scheduler_svc.core.host_pool import HostPool
 from scheduler_svc.core.key_usage import KeyUsage
 from scheduler_svc.core.lane import InFlight, PlanChanges
@@ -78,6 +79,7 @@ _FIELDS: dict[type, Fields] = {
     Scheduler: {
         "config": Given(lambda restoring: restoring.config),
         "counters": Instance(Counters),
+        "handovers": Instance(Handovers),
         "lanes": Given(lambda restoring: restoring.lanes),
         "queues": Mapped(PLAIN, Instance(ModelQueue)),
         "models": Mapped(PLAIN, Card()),
@@ -93,6 +95,7 @@ _FIELDS: dict[type, Fields] = {
     Counters: {
         **_plain("prompt_tokens", "generation_tokens", "preemptions", "recomputed_tokens", "swapped_out_blocks"),
         **_plain("swapped_in_blocks", "iterations", "prefix_queries", "prefix_hits", "lanes_lost"),
+        **_plain("handover_blocks", "handovers_done", "handovers_failed"),
         "ended": COUNTER,
         "waited_s": BY_REASON,
         **dict.fromkeys(
@@ -124,6 +127,7 @@ _FIELDS: dict[type, Fields] = {
         "config": Given(lambda restoring: restoring.config),
         "model": Card(),
         "limits": WirePart(Limits),
+        "transfer": WirePart(TransferPoint),
         **_plain("epoch", "name", "block_size", "token_budget", "seats", "is_paged", "watermark_blocks", "draining"),
         "peak_too_high": OrNone(Tupled(PLAIN, PLAIN, PLAIN)),
         **_plain("last_ticket", "num_departures", "batch_is_closed", "iteration"),
@@ -141,9 +145,11 @@ _FIELDS: dict[type, Fields] = {
         "blocks": Rows("num_blocks"),
         "free_slots": PLAIN,
         "prefilling": Listed(SEQUENCE),
+        "arriving": Converted(sorted, set),
+        "lent": Mapped(PLAIN, Ints()),
     },
     InFlight: {
-        **_plain("iteration", "planned_at", "num_tokens"),
+        **_plain("iteration", "planned_at", "num_tokens", "swaps_out"),
         "decodes": ARRAY,
         "prefills": Listed(Tupled(SEQUENCE, PLAIN)),
         "deferred": Listed(SEQUENCE),
@@ -171,7 +177,23 @@ _FIELDS: dict[type, Fields] = {
         **dict.fromkeys(("_free", "_released"), Ints()),
         "_is_held": Converted(bytes, bytearray),
     },
-    Pace: {**_arrays("_moments", "_projection"), **_plain("num_observed", "num_with_prefill", "mean_s", "_slowest")},
+    Handovers: {
+        "_config": Given(lambda restoring: restoring.config),
+        "_counters": Given(lambda restoring: restoring.fields[-2]["counters"]),
+        "under_way": Mapped(PLAIN, Instance(Transit)),
+        "orders": Given(lambda restoring: []),
+        **_plain("_last_ticket", "_byte_s"),
+    },
+    Transit: {
+        **_plain("ticket", "num_hit", "num_moved", "computed", "expected_s", "block_bytes", "recalled"),
+        "sequence": SEQUENCE,
+        "source": OrNone(LaneEpoch()),
+        "target": LaneEpoch(),
+    },
+    Pace: {
+        **_arrays("_moments", "_projection"),
+        **_plain("num_observed", "num_with_prefill", "mean_s", "prefill_token_s", "_slowest"),
+    },
     OutputLengths: {"_all": ARRAY, "_by_tenant": Mapped(PLAIN, ARRAY, OrderedDict)},
     ModelQueue: {
         "_config": Given(lambda restoring: restoring.config),

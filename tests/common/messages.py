@@ -252,6 +252,8 @@ def example(cls: type[Message]) -> Any:
                 values[name] = plain.get(name, "t")
             case Part():
                 values[name] = field.cls()
+            case Blob():
+                values[name] = b""
             case _:
                 values[name] = False
     return cls(**values)

@@ -34,7 +34,7 @@ def check_tokens(world: World) -> None:
 def check_mirror(world: World, lane: Lane) -> None:
     """Conservation: the executor that has just run a plan holds what the lane believes."""
     executor = world.executors[lane.epoch]
-    running = {sequence.slot: sequence for sequence in lane.running()}
+    running = {sequence.slot: sequence for sequence in lane.resident()}
     assert executor.rows.keys() == running.keys(), "seats on the executor and in the lane differ"
     for slot, row in executor.rows.items():
         assert row.blocks == lane.table(slot), f"block tables of slot {slot} differ"
@@ -49,7 +49,9 @@ def check_seated(world: World, lane: Lane) -> None:
     members = {*plan.decodes.tolist(), *plan.prefills.tolist()}
     for sequence in lane.running():
         why = world.scheduler.why(sequence)
-        if sequence.slot in members:
+        if sequence.slot in lane.arriving:
+            assert why is WaitReason.PAUSED and sequence.slot not in members
+        elif sequence.slot in members:
             assert why is WaitReason.NONE
         elif why is WaitReason.POLICY:
             # Where phases are separate, one of them has the iteration.
@@ -81,7 +83,8 @@ def check_reasons(world: World) -> None:
             assert (reason is WaitReason.NO_EXECUTOR) == (not lanes)
             assert bool(leaving) or (reason is WaitReason.PAUSED) == (bool(lanes) and not admitting)
         if waiting and admitting:
-            assert any(lane.epoch in world.out for lane in admitting + leaving), "somebody waits and no lane is at work"
+            at_work = any(lane.epoch in world.out or lane.arriving for lane in admitting + leaving)
+            assert at_work, "somebody waits and no lane is at work"
 
 
 def check_full(world: World, lane: Lane, plan: Plan | None, *, preempted: bool) -> None:
@@ -98,7 +101,7 @@ def check_full(world: World, lane: Lane, plan: Plan | None, *, preempted: bool) 
     excused = [_is_excused(world, lane, sequence) for sequence in waiting]
     if all(excused) or excused.index(False) >= WINDOW:
         return
-    assert plan is not None, "a lane is idle and somebody could run"
+    assert plan is not None or lane.arriving, "a lane is idle and somebody could run"
     head = waiting[excused.index(False)]
     why = world.scheduler.why(head)
     if preempted and world.scheduler.why(world.waiting(lane.model.name)[0]) is WaitReason.KV_BLOCKS:
@@ -121,13 +124,13 @@ def _is_excused(world: World, lane: Lane, sequence: Sequence) -> bool:
     )
 
 
-def _holds(world: World, why: WaitReason, lane: Lane, plan: Plan, head: Sequence) -> bool:
+def _holds(world: World, why: WaitReason, lane: Lane, plan: Plan | None, head: Sequence) -> bool:
     """Whether what is said to keep a sequence out does."""
     match why:
         case WaitReason.SEATS:
             return not lane.free_slots
         case WaitReason.TOKEN_BUDGET:
-            return tokens_are_used_up(world, lane, plan)
+            return plan is not None and tokens_are_used_up(world, lane, plan)
         case WaitReason.KV_BLOCKS:
             return not _certainly_fits(world, lane, head)
     return False

@@ -118,6 +118,10 @@ class ModelExecutor:
     kv: dict[int, list[int | None]] = field(default_factory=dict)
     """Block -> the state that each of its positions holds."""
     host_kv: dict[int, list[int | None]] = field(default_factory=dict)
+    lent: dict[int, list[int]] = field(default_factory=dict)
+    """Blocks that another executor may read, by ticket."""
+    fetched: set[int] = field(default_factory=set)
+    """Blocks that came from another executor and were not given out anew since."""
     generations: dict[int, int] = field(default_factory=dict)
     iteration: int = 0
     computed_tokens: int = 0
@@ -153,6 +157,11 @@ class ModelExecutor:
             self.kv[device] = list(self.host_kv[host])
         return {device for _, device in ins}
 
+    def write(self, block: int, content: list[int | None]) -> None:
+        """A block comes from another executor."""
+        assert 0 <= block < self.limits.num_blocks, "block out of range"
+        self.kv[block] = list(content)
+
     def _admit(self, new: NewSequence, swapped_in: set[int]) -> None:
         assert 0 <= new.slot < self.limits.max_num_seqs, "slot out of range"
         assert new.slot not in self.rows, f"slot {new.slot} admitted but not empty"
@@ -161,7 +170,7 @@ class ModelExecutor:
         tokens, blocks = new.tokens.tolist(), new.blocks.tolist()
         assert len(tokens) < self.model.max_model_len, "no room for a next token"
         whole, part = divmod(new.computed, self.limits.block_size)
-        assert not part or blocks[whole] in swapped_in, "a hit covers whole blocks"
+        assert not part or blocks[whole] in swapped_in | self.fetched, "a hit covers whole blocks"
         whole += part > 0
         for block in swapped_in & set(blocks):
             assert blocks.index(block) < whole, "swapped in and not used"
@@ -176,7 +185,7 @@ class ModelExecutor:
             new.params,
         )
         self.rows[new.slot] = row
-        missed = new.params.prompt_logprobs >= 0 and new.computed and not swapped_in & set(blocks)
+        missed = new.params.prompt_logprobs >= 0 and new.computed and not (swapped_in | self.fetched) & set(blocks)
         assert not missed, "a hit would leave prompt logprobs out"
         self._check_content(new.slot, new.computed)
         self._own(new.slot, blocks[whole:])
@@ -189,6 +198,7 @@ class ModelExecutor:
             holders = [s for s, row in self.rows.items() if block in row.blocks]
             assert not holders, f"block {block} given to slot {slot}, but slots {holders} hold it"
             self.rows[slot].blocks.append(block)
+            self.fetched.discard(block)
             self.kv[block] = [None] * self.limits.block_size
 
     def _check_membership(self, plan: Plan) -> None:

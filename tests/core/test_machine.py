@@ -18,6 +18,7 @@ from scheduler_svc.core.config import (
     Batching,
     Discipline,
     Eviction,
+    Handover,
     KvLayout,
     Preemption,
     Prefill,
@@ -42,6 +43,7 @@ configs = st.builds(
     chunked_prefill=st.sampled_from([True, False]),
     kv=st.sampled_from(KvLayout),
     preemption=st.sampled_from(Preemption),
+    handover=st.sampled_from(Handover),
     eviction=st.sampled_from(Eviction),
     discipline=st.sampled_from(Discipline),
     admission=st.sampled_from([Admission.IMMEDIATE, Admission.PREDICTED, Admission.WORST_CASE]),
@@ -96,7 +98,7 @@ class CalmMachine(RuleBasedStateMachine):
         self.world = World(config)
         self.fingerprints = dict.fromkeys(MODELS, 0)
         for _, blocks, host_blocks in [pool, *peers]:
-            self.world.attach(blocks, pool[0], model=self.model("m"), host_blocks=host_blocks)
+            self.world.attach(blocks, pool[0], model=self.model("m"), host_blocks=host_blocks, transfer=True)
 
     # --- clients ---
 
@@ -139,6 +141,12 @@ class CalmMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
         self.world.deliver(data.draw(st.sampled_from(self.flying())))
+
+    @precondition(lambda self: self.world.fetches.pending)
+    @rule(data=st.data(), count=st.sampled_from([1, 1000]), fail=st.booleans())
+    def fetch(self, data: st.DataObject, count: int, fail: bool) -> None:
+        """KV of a hand-over comes, or does not."""
+        self.world.fetches.come(data.draw(st.sampled_from(sorted(self.world.fetches.pending))), count, fail=fail)
 
     # --- help ---
 
@@ -201,12 +209,13 @@ class StormyMachine(CalmMachine):
         seats=st.sampled_from([8, 1, 2]),
         budget=st.sampled_from([64, 2, 16]),
         name=st.sampled_from("mmn"),
+        transfer=st.sampled_from([True, True, False]),
         spare=st.sampled_from([False, False, True]),
     )
-    def attach(self, pool: Pool, seats: int, budget: int, name: str, spare: bool) -> None:
+    def attach(self, pool: Pool, seats: int, budget: int, name: str, transfer: bool, spare: bool) -> None:
         lanes = self.world.scheduler.lanes_of(name)
         block_size = lanes[0].block_size if lanes else pool[0]
-        self.world.attach(pool[1], block_size, seats, budget, self.model(name), pool[2], spare)
+        self.world.attach(pool[1], block_size, seats, budget, self.model(name), pool[2], transfer, spare)
 
     @precondition(lambda self: self.world.lanes)
     @rule(data=st.data())

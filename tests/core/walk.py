@@ -16,6 +16,7 @@ from scheduler_svc.core.config import (
     Batching,
     Discipline,
     Eviction,
+    Handover,
     KvLayout,
     Preemption,
     Prefill,
@@ -97,15 +98,20 @@ def draw_config(combination: Combination, chance: random.Random) -> SchedulerCon
         max_waiting=pick([100, 100, 100, 6]),
         hold_s=5.0,
         max_strikes=pick([4, 2]),
+        handover=pick([*Handover]),
     )
 
 
 class Walk:
-    """One history: each step is something that clients, executors or time do."""
+    """One history: each step is something that clients, executors or time do.
 
-    def __init__(self, combination: Combination, seed: int) -> None:
+    Where they depart, executors come and go all the time, and hand over what they can.
+    """
+
+    def __init__(self, combination: Combination, seed: int, *, depart: bool = False) -> None:
         self.chance = chance = random.Random(f"{combination} {seed}")
-        self.world = World(draw_config(combination, chance))
+        config = draw_config(combination, chance)
+        self.world = World(replace(config, handover=Handover.ALWAYS) if depart else config)
         self.fingerprints = dict.fromkeys(MODELS, 0)
         self.block_size = chance.choice([1, 2, 4, 8])
         self.is_stormy = chance.random() < 0.5
@@ -131,7 +137,11 @@ class Walk:
                 (1, self._pause),
                 (1, self._resume),
                 (1, self._vacate),
+                (3, self._fetch),
             ]
+        if depart:
+            steps = [step for step in steps if step[1] != self._lose]
+            steps += [(8, self._attach_any), (3, self._drain), (2, self._leave), (8, self._fetch), (1, self._lose)]
         self._weights, self._steps = zip(*steps, strict=True)
 
     def step(self) -> None:
@@ -143,6 +153,7 @@ class Walk:
         world = self.world
         for lane in self._flying():
             world.deliver(lane)
+        world.fetches.finish()
         for name in world.scheduler.queues:
             if not any(lane.admits for lane in world.scheduler.lanes_of(name)):
                 self._attach(name, 80)
@@ -222,9 +233,8 @@ class Walk:
         blocks = -(-(num_tokens or pick([12, 24, 32, 60, 200])) // size)
         host_blocks = -(-pick([0, 8, 30, 100]) // size)
         spare = self.is_stormy and pick([False, False, False, True])
-        self.world.attach(
-            blocks, size, pick([8, 8, 1, 2]), pick([64, 64, 2, 16]), self._model(name), host_blocks, spare
-        )
+        seats, budget, transfer = pick([8, 8, 1, 2]), pick([64, 64, 2, 16]), pick([True, True, False])
+        self.world.attach(blocks, size, seats, budget, self._model(name), host_blocks, transfer, spare)
 
     def _attach_any(self) -> None:
         if len(self.world.lanes) < MAX_LANES:
@@ -289,20 +299,27 @@ class Walk:
         if self.world.lanes:
             self.world.scheduler.vacate(self.chance.choice(self.world.lanes), self.world.now)
 
+    def _fetch(self) -> None:
+        """KV of a hand-over comes, or does not."""
+        pick, fetches = self.chance.choice, self.world.fetches
+        if fetches.pending:
+            fetches.come(pick(sorted(fetches.pending)), pick([1, 1000]), fail=pick([False, False, True]))
+
     def _leave(self) -> None:
         if self.world.lanes:
             self.world.leave(self.chance.choice(self.world.lanes))
 
 
-def walk(combination: str, seed: int, steps: int) -> World:
+def walk(combination: str, seed: int, steps: int, *, depart: bool = False) -> World:
     """Walk so many steps, then serve everybody. `walk(*)` of what a failure names is that failure again."""
-    history, done = Walk(Combination.parse(combination), seed), 0
+    history, done = Walk(Combination.parse(combination), seed, depart=depart), 0
     try:
         while done < steps:
             history.step()
             done += 1
         history.finish()
     except Exception as error:
-        text = f"walk({combination!r}, seed={seed}, steps={steps}), step {done}: {type(error).__name__}: {error}"
+        text = f"walk({combination!r}, seed={seed}, steps={steps}, depart={depart}), step {done}"
+        text += f": {type(error).__name__}: {error}"
         raise AssertionError(text) from error
     return history.world

@@ -22,12 +22,14 @@ from common.wire import (
     SamplingParams,
     Submit,
     Tokens,
+    TransferPoint,
     decode,
     encode,
 )
 from scheduler_svc.core import Lane, Scheduler, SchedulerConfig, Sequence, State, WaitReason
 from scheduler_svc.core.config import Admission, Prefill
 from tests.core.checks import check_full, check_mirror, check_reasons, check_seated, check_tokens, check_waited
+from tests.core.fetches import Fetches
 from tests.core.model_executor import ModelExecutor, card, solo_answer
 
 SERVED = (EndReason.EOS, EndReason.STOP_TOKEN, EndReason.LENGTH)
@@ -118,6 +120,7 @@ class World:
         self.num_checks = 0
         self.leaving: set[int] = set()
         """Epochs of lanes that are to be drained at their next plan."""
+        self.fetches = Fetches(self)
         self._num_streams = 0
 
     @property
@@ -202,6 +205,7 @@ class World:
         return due
 
     def read_outbox(self, lane: Lane | None) -> None:
+        self.fetches.read_orders()
         messages, self.scheduler.outbox = self.scheduler.outbox, []
         for owner, message in messages:
             message = decode(encode(message))
@@ -241,11 +245,15 @@ class World:
         budget: int = 64,
         model: ModelCard | None = None,
         host_blocks: int = 0,
+        transfer: bool = False,
         spare: bool = False,
     ) -> Lane:
+        """`transfer`: whether its executor takes part in hand-overs."""
         model = model or card()
         limits = Limits(block_size, blocks, host_blocks, seats, budget)
-        lane = self.scheduler.attach(f"executor-{len(self.executors)}", model, limits, self.now, spare=spare)
+        point = TransferPoint("ipc://x", layout=b"l", block_bytes=8 * block_size) if transfer else None
+        name = f"executor-{len(self.executors)}"
+        lane = self.scheduler.attach(name, model, limits, self.now, point, spare=spare)
         self.executors[lane.epoch] = ModelExecutor(
             lane.epoch, model, limits, separate=self.config.prefill is Prefill.SEPARATE
         )
@@ -259,6 +267,7 @@ class World:
     def lose(self, lane: Lane, guilty: tuple[int, ...] = (), reason: str = "lost") -> None:
         """The executor is gone, and what it had in flight."""
         self.out.pop(lane.epoch, None)
+        self.fetches.lose(lane)
         self.scheduler.detach(lane, self.now, guilty=guilty, reason=reason)
         self.read_outbox(None)
 
@@ -270,7 +279,7 @@ class World:
         plan = self.scheduler.plan(lane, self.now)
         self.read_outbox(None)
         if plan is None:
-            assert not lane.num_running, "running sequences without a plan"
+            assert not lane.resident(), "running sequences without a plan"
             return None
         tokens = len(plan.decodes) + int(plan.prefill_lengths.sum())
         assert tokens <= lane.token_budget
@@ -311,10 +320,10 @@ class World:
             plan = self.plan(lane)
             if lane.admits:
                 check_full(self, lane, plan, preempted=self.scheduler.counters.preemptions > preemptions)
-            elif plan is None and lane.draining and not lane.stays:
+            elif plan is None and lane.draining and lane.is_vacant and not lane.stays:
                 self.lose(lane)
         check_reasons(self)
-        return bool(self.out)
+        return bool(self.out or self.fetches.pending)
 
     def iterate(self) -> bool:
         """A turn, then all results. True when there was work."""
@@ -323,6 +332,7 @@ class World:
         for lane in self.lanes:
             if lane.epoch in self.out:
                 self.deliver(lane)
+        self.fetches.finish()
         return True
 
     def run(self, max_iterations: int = 500) -> int:
@@ -383,7 +393,7 @@ class World:
         assert not any(len(queue) for queue in self.scheduler.queues.values())
         assert all(stream.over for stream in self.streams.values())
         for lane in self.lanes:
-            assert not lane.num_running and not lane.pool.num_referenced and not lane.host.num_held
+            assert lane.is_vacant and not lane.pool.num_referenced and not lane.host.num_held
             assert sorted(lane.free_slots) == list(range(lane.seats))
 
     def waiting(self, model: str = "m") -> list[Sequence]:

@@ -27,6 +27,9 @@ def test_defaults() -> None:
     assert (settings.block_size, settings.max_num_seqs, settings.max_num_batched_tokens) == (16, 64, 2048)
     assert settings.num_blocks is None and settings.num_host_blocks == 0
     assert settings.name and settings.dialing().server_key == b""
+    transfer = settings.transfer_socket()
+    assert transfer is not None and transfer.bind == "tcp://127.0.0.1:*" and not transfer.public_key
+    assert read("--transfer-bind", "none").transfer_socket() is None
 
 
 def test_flags_stand_above_the_environment_and_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +53,10 @@ def test_an_empty_model_is_the_embedded_one(monkeypatch: pytest.MonkeyPatch) -> 
         (["--scheduler", "http://127.0.0.1:1"], "tcp:// or ipc://"),
         (["--scheduler", "tcp://10.1.2.3:5570"], "beyond this machine"),
         (["--curve-server-key", "x.key"], "go together"),
+        (["--transfer-bind", "http://127.0.0.1:1"], "tcp:// or ipc://"),
+        (["--transfer-bind", "tcp://10.1.2.3:5580"], "open to the network"),
+        (["--transfer-bind", "tcp://0.0.0.0:5580"], "the address that other executors dial"),
+        (["--transfer-bind", "tcp://*:5580"], "the address that other executors dial"),
         (["--device", "tpu"], "cpu, cuda or cuda:N"),
         (["--dtype", "int8"], "dtype"),
         (["--block-size", "0"], "block-size"),
@@ -72,6 +79,8 @@ def test_beyond_this_machine_with_keys_or_on_purpose(tmp_path: Path) -> None:
     keys = ["--curve-server-key", str(tmp_path / "public"), "--curve-secret-key", str(tmp_path / "secret")]
     dialing = read(*far, *keys).dialing()
     assert (dialing.server_key, dialing.secret_key) == (public, secret)
+    transfer = read(*far, *keys, "--transfer-bind", "tcp://10.1.2.3:5580").transfer_socket()
+    assert transfer is not None and (transfer.public_key, transfer.secret_key) == (public, secret)
     assert read(*far, "--allow-insecure-dial").dialing().server_key == b""
 
 

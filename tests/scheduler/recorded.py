@@ -47,6 +47,7 @@ class RecordedWorld(World):
         for lane in self.lanes:
             if lane.epoch in self.out:
                 self.deliver(lane)
+        self.fetches.finish()
         return True
 
     def close(self) -> Path:
@@ -89,7 +90,7 @@ def eventful(world: RecordedWorld) -> RecordedWorld:
 
 KEYS = KeyLimits("few", max_concurrent=4), KeyLimits("slow", tokens_per_minute=600), KeyLimits("both", 9, 3000)
 
-STEPS = {"submit": 4, "turn": 6, "deliver": 6, "abort": 1, "lose": 0.2, "drain": 0.1, "leave": 0.1}
+STEPS = {"submit": 4, "turn": 6, "deliver": 6, "abort": 1, "lose": 0.2, "drain": 0.1, "leave": 0.1, "fetch": 2}
 STEPS |= {"pause": 0.1, "resume": 0.2, "vacate": 0.1}
 """What may happen, and how often."""
 
@@ -102,9 +103,9 @@ def wander(world: RecordedWorld, seed: int, num_steps: int, *, segment_every: in
             world.begin_segment()
         world.now += draw.choice([0.0, 0.001, 0.02, 0.7])
         if len(world.lanes) < 2 or draw.random() < 0.02:
-            spare = draw.random() < 0.2
-            world.attach(draw.choice([16, 24, 60]), seats=draw.choice([3, 8]), budget=64, host_blocks=20, spare=spare)
-        what = draw.choices(list(STEPS), list(STEPS.values()))
+            blocks, seats, spare = draw.choice([16, 24, 60]), draw.choice([3, 8]), draw.random() < 0.2
+            world.attach(blocks, seats=seats, budget=64, host_blocks=20, transfer=True, spare=spare)
+        what = draw.choices([*STEPS], [*STEPS.values()])
         match what[0]:
             case "submit":
                 submit_any(world, draw)
@@ -120,6 +121,9 @@ def wander(world: RecordedWorld, seed: int, num_steps: int, *, segment_every: in
                 world.lose(draw.choice(world.lanes), guilty=(0,) if draw.random() < 0.3 else ())
             case "drain" if world.lanes:
                 world.scheduler.drain(draw.choice(world.lanes), world.now)
+            case "fetch" if world.fetches.pending:
+                ticket, count = draw.choice(sorted(world.fetches.pending)), draw.choice([1, 100])
+                world.fetches.come(ticket, count, fail=draw.random() < 0.2)
             case "leave" if world.lanes:
                 world.leave(draw.choice(world.lanes))
             case "pause" if world.lanes:

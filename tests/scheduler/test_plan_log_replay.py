@@ -12,6 +12,8 @@ import pytest
 
 from common.wire import Plan, SamplingParams
 from scheduler_svc.core import Lane, Scheduler
+from scheduler_svc.core.config import Handover
+from scheduler_svc.core.handover import Handovers, Verdict
 from scheduler_svc.plan_log.differences import compare_plans
 from scheduler_svc.plan_log.format import Kind
 from scheduler_svc.plan_log.replay import main
@@ -71,6 +73,24 @@ def test_a_fault_that_was_not_there_is_a_difference(
     monkeypatch.setattr(Scheduler, "apply", faulty)
     assert main([str(tmp_path)], "gilir replay") == 1
     assert "in the log: it went well\n  replayed: AssertionError: a block is lost" in printed()
+
+
+def test_another_order_to_executors_is_a_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Print
+) -> None:
+    world = RecordedWorld(tmp_path, handover=Handover.ALWAYS)
+    source = world.attach(transfer=True)
+    world.submit(10, 9, ignore_eos=True)
+    world.iterate()
+    world.attach(transfer=True)
+    world.drain(source)
+    world.run()
+    assert world.scheduler.counters.handovers_done == 1
+    assert main([str(world.close())], "gilir replay") == 0
+    assert "identical" in printed()
+    monkeypatch.setattr(Handovers, "consider", lambda *_: Verdict.RECOMPUTE)
+    assert main([str(tmp_path)], "gilir replay") == 1
+    assert re.search(r"drain at .* s\n  in the log: Lend\(.*Fetch\(.*\n  replayed: no orders", printed(), re.DOTALL)
 
 
 def test_it_stops_where_it_is_told(tmp_path: Path, printed: Print) -> None:

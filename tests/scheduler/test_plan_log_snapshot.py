@@ -15,8 +15,9 @@ import pytest
 import scheduler_svc.core
 from common.wire import encode
 from scheduler_svc.core import Scheduler, SchedulerConfig
-from scheduler_svc.core.config import Admission, Batching, Discipline, Eviction, KvLayout, Preemption, Prefill
+from scheduler_svc.core.config import Admission, Batching, Discipline, Eviction, Handover, KvLayout, Preemption, Prefill
 from scheduler_svc.core.drain_rate import DrainRate
+from scheduler_svc.core.handover import Transit
 from scheduler_svc.core.sequence import SwappedKv
 from scheduler_svc.plan_log import writer
 from scheduler_svc.plan_log.differences import Difference
@@ -29,7 +30,7 @@ from scheduler_svc.plan_log.state_schema import SCHEMA
 from tests.scheduler.recorded import RecordedWorld, eventful, wander
 
 CONFIGS = {
-    "default": SchedulerConfig(),
+    "default": SchedulerConfig(handover=Handover.ALWAYS),
     "swap, weights": SchedulerConfig(
         preemption=Preemption.SWAP, eviction=Eviction.LFU, admission=Admission.IMMEDIATE,
         discipline=Discipline.PRIORITY, ageing_s=1.0, target_itl_ms=20.0, max_num_batched_tokens=32,
@@ -77,8 +78,9 @@ def test_the_schema_names_every_field_of_the_core(tmp_path: Path) -> None:
     for place, config in enumerate(CONFIGS.values()):
         world = wander(RecordedWorld(tmp_path / str(place), config), place, 300)
         walk(world.scheduler, {}, found)
+        sought = {SwappedKv: config.preemption is Preemption.SWAP, Transit: config.handover is Handover.ALWAYS}
         for seed in range(400):
-            if config.preemption is not Preemption.SWAP or SwappedKv in found:
+            if not any(wanted and kind not in found for kind, wanted in sought.items()):
                 break
             walk(wander(world, seed, 5).scheduler, {}, found)
         scheduler = unpack_state(config, pack_state(world.scheduler))

@@ -1,0 +1,85 @@
+"""The socket where other executors read blocks: where it is bound, who reaches it, and how it is dialled."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import zmq
+
+from executor_svc.sockets import is_local
+
+CHUNK_BYTES = 4 << 20
+"""KV in one message, as long as a block is no larger."""
+SILENCE_MS = 2000
+"""ZeroMQ's own heartbeat gives a peer up after it."""
+HIGH_WATER_MARK = 16
+REQUEST_BYTES = 4096
+"""No request is larger."""
+
+
+@dataclass(frozen=True)
+class TransferSocket:
+    """How this executor takes part in hand-overs."""
+
+    bind: str
+    """tcp://HOST:PORT (`*`: a free port) or ipc://PATH; the address that others dial."""
+    secret_key: bytes = b""
+    """This executor's secret CURVE key in Z85; empty: no encryption."""
+
+    @property
+    def public_key(self) -> bytes:
+        return zmq.curve_public(self.secret_key) if self.secret_key else b""
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+        """Bind. Any client may connect: it reads nothing without the secret of a ticket. Raises zmq.ZMQError."""
+        router = context.socket(zmq.ROUTER)
+        _bound(router)
+        router.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if self.secret_key:
+            router.curve_server = True
+            router.curve_secretkey, router.curve_publickey = self.secret_key, self.public_key
+        router.bind(self.bind)
+        return router
+
+    def dial(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: bytes, max_bytes: int
+    ) -> zmq.Socket[bytes]:
+        """Connect to another executor's socket with this public key. Raises zmq.ZMQError, ValueError."""
+        dealer = context.socket(zmq.DEALER)
+        try:
+            _bound(dealer)
+            dealer.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+            dealer.setsockopt(zmq.RECONNECT_IVL, 50)
+            if key:
+                secret = self.secret_key or zmq.curve_keypair()[1]
+                dealer.curve_serverkey = key
+                dealer.curve_secretkey, dealer.curve_publickey = secret, zmq.curve_public(secret)
+            dealer.connect(address)
+        except BaseException:
+            dealer.close(linger=0)
+            raise
+        return dealer
+
+
+def _bound(peer: zmq.Socket[bytes]) -> None:
+    peer.linger = 0
+    peer.set_hwm(HIGH_WATER_MARK)
+    peer.setsockopt(zmq.HEARTBEAT_IVL, SILENCE_MS // 4)
+    peer.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+
+
+def place_of(address: str) -> bytes:
+    """16 bytes that are the same for all processes that reach a local address; empty for an address of the network."""
+    if not is_local(address):
+        return b""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text()
+        # Containers may share a machine and have a loopback, or a file system, each of its own.
+        namespace = str(Path("/proc/self/ns", "net" if address.startswith("tcp://") else "mnt").readlink())
+    except OSError:
+        machine, namespace = socket.gethostname(), ""
+    return blake2b(f"{machine} {namespace}".encode(), digest_size=16).digest()
