@@ -1,7 +1,7 @@
 """`python -m tests.chaos`: seeded rounds of disturbances against real processes, every answer compared.
 
 The last line is `rounds N lost L changed C duplicated D recovery_p99_ms X`. The exit status is 1 when anything was
-found, 2 when the services could not be started. Round i of `--seed S` has the seed S + i: `--rounds 1 --seed` repeats it.
+found, 2 when the services could not be started. Round i of `--seed S` has the seed S + i, and `--rounds 1` repeats it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -381,3 +382,27 @@ def test_card_from_a_folder(tmp_path: Path) -> None:
 
 def test_state_is_the_real_one() -> None:
     assert type(make_runner().state) is BatchState
+
+
+def test_another_script_counts_its_plans_anew() -> None:
+    runner = make_runner(Script(actions={1: Action.FAULT}))
+    assert isinstance(runner.run(prefill_plan(1, new_sequence(0, PROMPT, [0, 1]))), Fault)
+    runner.reset()
+    run(runner, prefill_plan(1, new_sequence(0, PROMPT, [0, 1])))
+    runner.follow(Script(actions={2: Action.FAULT}))
+    run(runner, decode_plan(2, 0))
+    assert isinstance(runner.run(decode_plan(3, 0)), Fault)
+
+
+def test_another_script_ends_a_hang() -> None:
+    runner = make_runner(Script(actions={1: Action.HANG}))
+    results: list[Any] = []
+    plan = prefill_plan(1, new_sequence(0, PROMPT, [0, 1]))
+    thread = threading.Thread(target=lambda: results.append(runner.run(plan)))
+    thread.start()
+    runner.wait_plans(1, 10)
+    thread.join(0.05)
+    assert thread.is_alive()
+    runner.follow(Script())
+    thread.join(10)
+    assert [type(result) for result in results] == [Result]
