@@ -139,7 +139,8 @@ def _faults(ask: Ask, answer: Answer, expected: Told | None, excuses: set[Excuse
     if answer.end is End.LEFT:
         return found
     if answer.end is End.BROKEN:
-        if not excuses & BREAKS:
+        unheard = not answer.status and Excuse.SHUTDOWN in excuses
+        if not excuses & BREAKS and not unheard:
             found.append((Fault.LOST, f"the connection broke after {len(answer.events)} events"))
         return found
     if ask.streams and answer.status == 200 and not answer.num_done:

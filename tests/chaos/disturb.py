@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from dataclasses import dataclass, field
@@ -56,6 +57,14 @@ class Disturber:
 
     def __init__(self, services: Services, runs: list[Run], *, measured: bool) -> None:
         self._services, self._runs, self._measured = services, runs, measured
+        self._dead_ports: set[int] = set()
+        """Clients' ports whose connections died with a frontend."""
+
+    def excuse(self) -> None:
+        """At the end of the round: who was connected to a frontend that was killed may have lost its connection."""
+        for run in self._runs:
+            if run.answer.port in self._dead_ports:
+                run.excuses.add(Excuse.FRONTEND)
 
     async def apply(self, disturbance: Disturbance) -> None:
         services, kind = self._services, disturbance.kind
@@ -119,7 +128,7 @@ class Disturber:
 
     async def _streams_on(self, name: str) -> list[Run]:
         """Requests whose one stream lives on an executor and has begun."""
-        found = [run for run in self._runs if run.is_open and run.answer.events and run.ask.body.get("n", 1) == 1]
+        found = [run for run in self._runs if run.is_open and run.answer.events and run.ask.is_single]
         names = await asyncio.gather(*(self._services.executor_of(run.request_id) for run in found))
         return [run for run, executor in zip(found, names, strict=True) if executor == name]
 
@@ -148,14 +157,13 @@ class Disturber:
         pids = self._services.frontend_pids()
         if not pids:
             return
-        process = psutil.Process(pids[victim % len(pids)])
-        process.suspend()
-        # Whoever it has accepted dies with it; who still stands in the listening socket's queue does not.
-        ports = {c.raddr.port for c in process.net_connections("tcp") if c.raddr}
-        for run in self._runs:
-            if run.answer.port in ports:
-                run.excuses.add(Excuse.FRONTEND)
-        process.kill()
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pids[victim % len(pids)])
+            process.suspend()
+            await asyncio.sleep(QUIET_S)
+            # Whoever it has accepted dies with it; who still stands in the listening socket's queue does not.
+            self._dead_ports |= {c.raddr.port for c in process.net_connections("tcp") if c.raddr}
+            process.kill()
 
     async def _end_scheduler(self, *, kill: bool) -> None:
         excuse = Excuse.DEAD if kill else Excuse.SHUTDOWN

@@ -93,6 +93,7 @@ class Rounds:
         await answers
         await asyncio.gather(*deeds)
         services.clear()
+        disturber.excuse()
         for run, right in zip(runs, await rights, strict=True):
             outcome.findings += check(run.ask, run.answer, right, run.excuses)
             outcome.ends[_end_of(run)] += 1

@@ -94,6 +94,12 @@ class Ask:
         return bool(self.body.get("stream"))
 
     @property
+    def is_single(self) -> bool:
+        """Whether it asks for one sequence."""
+        prompt = self.body.get("prompt")
+        return self.body.get("n", 1) == 1 and not (isinstance(prompt, list) and isinstance(prompt[0], str))
+
+    @property
     def plain_body(self) -> dict[str, Any]:
         """The same, to be answered at once."""
         return {name: value for name, value in self.body.items() if name not in ("stream", "stream_options")}

@@ -122,12 +122,13 @@ class Services:
     # --- life ---
 
     async def start(self) -> None:
-        """Start all. Raises `Unfit` when the services do not become ready."""
+        """Start all. Raises `Unfit` when the services do not become ready; `stop` must be called then too."""
         self.start_scheduler()
         self._keeper = asyncio.create_task(self._keep())
         await self.until(self.is_whole, "the services to be ready", START_S)
 
     async def stop(self) -> None:
+        """End all. Raises `Unfit` when the scheduler does not end by itself."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -135,11 +136,14 @@ class Services:
         for member in self.members:
             member.signal(signal.SIGCONT)
             member.signal(signal.SIGKILL)
-        await self.until(lambda: self.scheduler.poll() is not None, "the scheduler to end", 20)
-        for member in list(self.members):
-            await self._bury(member)
-        for cable in self._cables:
-            cable.remove()
+        try:
+            await self.until(lambda: self.scheduler.poll() is not None, "the scheduler to end", 20)
+        finally:
+            self.scheduler.kill()
+            for member in list(self.members):
+                await self._bury(member)
+            for cable in self._cables:
+                cable.remove()
 
     def start_scheduler(self) -> None:
         flags = ["--port", str(self.port), "--executor-bind", f"tcp://127.0.0.1:{self.executor_port}"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.wire import Alive, Fault, Hello, Leaving, Limits, Plan, Reset, Result, SamplingParams, WireError
+from common.wire import Alive, Fault, FinishCode, Hello, Leaving, Limits, Plan, Reset, Result, SamplingParams, WireError
 from executor_svc.batch import BatchState
 from executor_svc.fake import FakeExecutor
 from executor_svc.fake_model import card_from_folder, invented_card, readable_tokens
@@ -268,6 +268,17 @@ def test_impossible_results(scheduler: ScriptedScheduler) -> None:
         assert len(scheduler.receive(Result).tokens) == 0
         scheduler.send(decode_plan(2, 0))
         assert scheduler.receive(Result).tokens[0] >= fake.model.vocab_size
+
+
+def test_more_impossible_results(scheduler: ScriptedScheduler) -> None:
+    script = Script(actions={1: Action.EXTRA, 2: Action.BAD_FINISH, 3: Action.STALE})
+    with FakeExecutor(scheduler.address, script) as fake:
+        admit(scheduler, fake)
+        assert len(scheduler.receive(Result).tokens) == 2
+        scheduler.send(decode_plan(2, 0))
+        assert scheduler.receive(Result).finish[0] > max(FinishCode)
+        scheduler.send(decode_plan(3, 0))
+        assert [scheduler.receive(Result).iteration for _ in range(2)] == [2, 3]
 
 
 def test_a_scripted_fault_then_reset(scheduler: ScriptedScheduler) -> None:
