@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -99,7 +100,8 @@ async def work(name: str, settings: Settings, reference: Services, seeds: deque[
         except (Unfit, TimeoutError) as error:
             report.add(Outcome(seed, [Finding(Fault.LEFT_OVER, str(error) or "the round did not end")]))
             if services is not None:
-                await services.stop()
+                with contextlib.suppress(Unfit):
+                    await services.stop()
             services = None
     if services is not None:
         await services.stop()
