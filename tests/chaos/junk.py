@@ -16,7 +16,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import zmq
@@ -259,19 +258,20 @@ def at_an_executor(folder: Path, count: int, seed: int, *, real: bool = False) -
     return found
 
 
-async def run(folder: Path, count: int, seed: int) -> list[str]:
+async def run(folder: Path, count: int, seed: int, *, real: bool = False) -> list[str]:
     """Returns what is wrong."""
     found = await at_the_scheduler(folder, count, seed)
-    return found + at_an_executor(folder, count, seed)
+    return found + at_an_executor(folder, count, seed, real=real)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.junk", description=__doc__)
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=1)
-    options: Any = parser.parse_args(arguments)
+    parser.add_argument("--real", action="store_true", help="the plans go to an executor with the embedded model")
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="gilir-junk-") as folder:
-        found = asyncio.run(run(Path(folder), options.messages, options.seed))
+        found = asyncio.run(run(Path(folder), options.messages, options.seed, real=options.real))
     for text in found:
         print(text)
     print(f"messages {options.messages} wrong {len(found)}")
