@@ -169,7 +169,7 @@ class Services:
         relay = Relay(self.executor_port, "127.0.0.1" if cable is None else cable.host)
         await relay.start()
         script = self.folder / f"{name}.json"
-        script.write_text(json.dumps({"delay_s": self.settings.delay_s, **self.script}))
+        self._write_script(script)
         flags = ["--scheduler", f"tcp://{relay.host}:{relay.port}", "--name", name, "--model", str(DEFAULT_MODEL)]
         flags += ["--served-model-name", "model", "--scheduler-timeout-s", "1.5", "--num-blocks", "96"]
         flags += ["--max-num-seqs", "8", *self._kind_flags(script)]
@@ -218,8 +218,14 @@ class Services:
     def tell(self, member: Member, **script: Any) -> None:
         """Give a scripted executor another script, from its next plan on. It must be ready to take it."""
         if member.ready and not self.settings.real:
-            member.script.write_text(json.dumps({"delay_s": self.settings.delay_s, **self.script, **script}))
+            self._write_script(member.script, **script)
             member.signal(signal.SIGHUP)
+
+    def _write_script(self, file: Path, **script: Any) -> None:
+        """Whole at any moment: it may be read now."""
+        draft = file.with_suffix(".new")
+        draft.write_text(json.dumps({"delay_s": self.settings.delay_s, **self.script, **script}))
+        draft.replace(file)
 
     def clear(self) -> None:
         """Fair weather, plain scripts, and no executor more than is wanted."""
