@@ -24,6 +24,7 @@ from tests.chaos.rounds import AT_REST
 from tests.chaos.services import Services, Settings
 
 PATIENCE_S = 20.0
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FINE = {200, 400, 404, 405, 413}
 """Statuses that a fuzzed request may get while an executor serves."""
 
@@ -183,7 +184,7 @@ def send(port: int, request: Request) -> bytes:
 
 def fault(request: Request, answer: bytes) -> str | None:
     """What is wrong with an answer."""
-    head, _, body = answer.partition(b"\r\n\r\n")
+    head, _, body = answer.removeprefix(CONTINUE).partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 "):
         return f"no answer: {answer[:200]!r}"
     status = int(head.split()[1])

@@ -29,6 +29,7 @@ MAX_GROWTH_MB = 1.0
 """In 10,000 requests."""
 MAX_MORE_FDS = 8
 WORKERS = 12
+MIN_SAMPLES = 4
 STEP = 1000
 """Requests between two looks."""
 
@@ -112,7 +113,7 @@ def request(draw: random.Random) -> tuple[str, dict[str, Any], float | None]:
         body["stream"] = True
     if kind < 0.1:
         bad = draw.choice(
-            ({"max_tokens": -1}, {"temperature": "hot"}, {"prompt": [5000]}, {"n": 0}, {"prompt": own * 30})
+            ({"max_tokens": -1}, {"temperature": "hot"}, {"prompt": [5000]}, {"n": 0}, {"prompt": own * 400})
         )
         return "bad", body | bad, None
     if kind < 0.25:
@@ -142,6 +143,8 @@ def verdict(soak: Soak) -> list[str]:
     """What is wrong."""
     found = soak.wrong[:20]
     samples = after_warm_up(soak.samples)
+    if len(samples) < MIN_SAMPLES:
+        return [*found, f"{soak.served} requests are too few to tell"]
     found += [f"not at rest after {s.requests} requests: {', '.join(s.busy)}" for s in soak.samples if s.busy][:5]
     for role in samples[0].anonymous_mb:
         growth = growth_mb(samples, role)
