@@ -243,6 +243,7 @@ class FakeSettings(ServiceSettings):
     script: Path | None = Field(None, description="JSON file with the script, read at the start and at SIGHUP")
     verify: bool = Field(True, description="check every row's whole context")
     scheduler_timeout_s: float = Field(5.0, gt=0)
+    hello_interval_s: float = Field(1.0, gt=0)
     grace_s: float = Field(10.0, ge=0)
 
     def card(self) -> ModelCard:
@@ -287,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
         limits=settings.limits(),
         scheduler_timeout_s=settings.scheduler_timeout_s,
         grace_s=settings.grace_s,
-        hello_interval_s=1.0,
+        hello_interval_s=settings.hello_interval_s,
         verify=settings.verify,
         record_plans=False,
         on_death=lambda: os._exit(9),

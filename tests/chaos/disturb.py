@@ -20,6 +20,8 @@ HOLD_S = 8.0
 HEARTBEAT_TIMEOUT_S = 1.0
 ITERATION_TIMEOUT_S = 2.0
 GRACE_S = 3.0
+SLOW_S = 0.8
+"""So long an executor, or its network, is slow."""
 REPLACE_S = 10.0
 """An executor that is to be replaced goes at the latest then, whether its successor is there or not."""
 QUIET_S = 0.03
@@ -91,6 +93,8 @@ class Disturber:
                 member.signal(signal.SIGCONT)
             case Kind.SLOW:
                 self._services.tell(member, delay_s=seconds)
+                await asyncio.sleep(SLOW_S)
+                self._services.tell(member)
             case Kind.ACT:
                 assert disturbance.action is not None
                 self._services.tell(member, actions={1: disturbance.action})
@@ -110,6 +114,8 @@ class Disturber:
                 await self._weather(member, Weather.LOSSY, seconds)
             case Kind.DELAY:
                 member.relay.set(Weather.SLOW, seconds)
+                await asyncio.sleep(SLOW_S)
+                member.relay.set(Weather.FAIR)
 
     @staticmethod
     async def _weather(member: Member, weather: Weather, seconds: float) -> None:

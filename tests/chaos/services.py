@@ -183,7 +183,8 @@ class Services:
     def _kind_flags(self, script: Path) -> list[str]:
         if self.settings.real:
             return ["--dtype", "float32", "--threads", "1", "--allow-insecure-dial", *self.settings.executor_flags]
-        return ["--script", str(script), "--max-num-batched-tokens", "128", *self.settings.executor_flags]
+        flags = ["--script", str(script), "--max-num-batched-tokens", "128", "--hello-interval-s", "0.3"]
+        return [*flags, *self.settings.executor_flags]
 
     def _cable(self) -> Cable | None:
         """One that nobody uses, or a new one."""

@@ -117,7 +117,7 @@ CHANGED: dict[str, Callable[[], tuple[Ask, Answer]]] = {
         streamed(with_piece(1, choice("beginning ") | {"logprobs": {"tokens": ["x"]}})),
     ),
     "a choice too many": lambda: (STREAMED, streamed(with_piece(1, choice("beginning ", index=1)))),
-    "another plain answer": lambda: (PLAIN, answered(200, plain_body("In the end."))),
+    "another plain answer": lambda: (PLAIN, answered(200, plain_body("In the ending."))),
     "another usage": lambda: (PLAIN, answered(200, plain_body() | {"usage": USAGE | {"completion_tokens": 6}})),
     "another shape": lambda: (PLAIN, answered(200, {"choices": None})),
     "an answer to poison": lambda: (POISONED, answered(200, plain_body())),
@@ -164,7 +164,7 @@ def test_an_excuse_allows_its_own_error_alone(excuse: Excuse, status: int, kind:
     assert faults(ask, answered(status, error(kind, code))) == [Fault.LOST]
     assert faults(ask, answered(status, error(kind, "other")), excuse) == [Fault.LOST]
     assert faults(ask, answered(500 if status == 503 else 503, error(kind, code)), excuse) == [Fault.LOST]
-    assert faults(ask, Answer(end=End.BROKEN), excuse) == [Fault.LOST]
+    assert faults(ask, Answer(end=End.BROKEN, status=200), excuse) == [Fault.LOST]
 
 
 def test_what_came_before_an_allowed_error_is_compared_too() -> None:

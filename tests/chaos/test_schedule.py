@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from tests.chaos.schedule import ACTIONS, KINDS, POISON, Kind, plan_round
 
 
@@ -16,7 +14,8 @@ def test_only_poisoned_prompts_hold_the_poison() -> None:
     asks = [ask for seed in range(300) for ask in plan_round(seed).asks]
     assert any(ask.poisoned for ask in asks)
     for ask in asks:
-        assert (POISON in json.loads(json.dumps(ask.body)).get("prompt", ())) == ask.poisoned
+        prompt = ask.body.get("prompt", ())
+        assert (not isinstance(prompt, str) and POISON in prompt) == ask.poisoned
 
 
 def test_every_disturbance_and_action_comes_up() -> None:
