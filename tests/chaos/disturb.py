@@ -14,7 +14,7 @@ from tests.chaos.checker import Excuse
 from tests.chaos.client import Answer, End
 from tests.chaos.relay import Weather
 from tests.chaos.schedule import Ask, Disturbance, Kind
-from tests.chaos.services import Member, Services
+from tests.chaos.services import POLL_S, Member, Services
 
 HOLD_S = 8.0
 HEARTBEAT_TIMEOUT_S = 1.0
@@ -155,8 +155,8 @@ class Disturber:
         services = self._services
         successor = await services.start_executor()
         deadline = time.monotonic() + REPLACE_S
-        while successor.name not in await services.attached() and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
+        while successor.name not in (await services.look())[1] and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
         member.leave()
 
     async def _kill_frontend(self, victim: int) -> None:
@@ -179,7 +179,7 @@ class Disturber:
         while scheduler.poll() is None or not await self._services.is_whole():
             # Also those that come before it is back.
             self._excuse_open(excuse)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(POLL_S)
         self._excuse_open(excuse)
 
     def _excuse_open(self, excuse: Excuse) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import Counter
@@ -11,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 from tests.chaos.checker import Excuse, Fault, Finding, Told, check, of_plain
-from tests.chaos.client import End, exchange
+from tests.chaos.client import End, exchange, get
 from tests.chaos.disturb import SCHEDULER_FLAGS, Disturber, Run
 from tests.chaos.schedule import POISON, Ask, Disturbance, Round
-from tests.chaos.services import Services, Settings, Unfit
+from tests.chaos.services import POLL_S, Services, Settings, Unfit
 
 ANSWER_S = 40.0
 """A request that has no end after so long is lost."""
@@ -23,6 +24,7 @@ REST_S = 20.0
 EOS_AFTER = 90
 SPARE_FDS = 4
 """So many more open files than at first are no leak: some are opened when they are first needed."""
+WARM_S = 10.0
 AT_REST = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -76,8 +78,7 @@ class Rounds:
     def __init__(self, services: Services, reference: Services) -> None:
         self._services, self._reference = services, reference
         self._fds: dict[int, int] = {}
-        """Open files of each process when it had come to rest for the second time."""
-        self._seen: set[int] = set()
+        """Open files of each process when it first came to rest after it had been warm."""
 
     async def run(self, plan: Round) -> Outcome:
         """Raises `Unfit` when the services cannot be made ready for the round."""
@@ -148,16 +149,18 @@ class Rounds:
                 break
             if time.monotonic() > deadline:
                 return [Finding(Fault.LEFT_OVER, text) for text in restless]
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(POLL_S)
         self._note_fds()
         return []
 
     async def _restless(self) -> list[str]:
         services = self._services
-        metrics = await services.metrics()
+        metrics, attached = await services.look()
         found = [f"{name} is {metrics.get(name)}" for name in AT_REST if metrics.get(name) != 0]
-        if not await services.is_whole():
-            found.append(f"{metrics.get('gilir_lanes')} executors are attached, or the service is not ready")
+        if not services.are_all(attached):
+            found.append(f"the executors {sorted(attached)} are attached")
+        if (await get(services.port, "/health/ready")).status != 200:
+            found.append("the service is not ready")
         if len(services.frontend_pids()) != services.settings.frontends:
             found.append(f"{len(services.frontend_pids())} frontends")
         for role, pid, count in self._open_files():
@@ -178,10 +181,17 @@ class Rounds:
         return found
 
     def _note_fds(self) -> None:
-        """What had served nobody yet when it was first looked at counts from the second time on."""
+        """Of those that are old enough to have opened what they always need."""
         files = self._open_files()
-        self._fds = {pid: self._fds.get(pid, count) for _, pid, count in files if pid in self._seen}
-        self._seen = {pid for _, pid, _ in files}
+        self._fds = {
+            pid: self._fds.get(pid, count) for _, pid, count in files if pid in self._fds or _age_s(pid) > WARM_S
+        }
+
+
+def _age_s(pid: int) -> float:
+    with contextlib.suppress(psutil.Error):
+        return time.time() - psutil.Process(pid).create_time()
+    return 0.0
 
 
 def _end_of(run: Run) -> str:

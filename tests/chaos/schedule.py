@@ -153,6 +153,8 @@ def _disturbances(draw: random.Random, real: bool) -> tuple[Disturbance, ...]:
     if rare < 0.015:
         kind = Kind.TERM_SCHEDULER if rare < 0.01 else Kind.KILL_SCHEDULER
         return (Disturbance(draw.uniform(0.05, 0.5), kind),)
+    if rare < 0.15:
+        return (_disturbance(draw, Kind.KILL),)
     weights = REAL_KINDS if real else KINDS
     count = draw.choice((0, 1, 1, 1, 1, 2, 2, 3))
     kinds = draw.choices(list(weights), list(weights.values()), k=count)

@@ -28,6 +28,8 @@ from tests.chaos.relay import Relay, Weather
 
 NUM_EXECUTORS = 2
 START_S = 60.0
+POLL_S = 0.1
+"""Between two looks; the core tells its figures four times a second."""
 _SERIES = re.compile(r"^([a-z_:]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _ENGINE = re.compile(r'^gilir_token_budget\{.*engine="([^"]*)"', re.MULTILINE)
 
@@ -242,13 +244,17 @@ class Services:
 
     # --- looking ---
 
-    async def metrics(self) -> dict[str, float]:
-        """Sums of each metric's series; empty when no frontend answers."""
+    async def look(self) -> tuple[dict[str, float], set[str]]:
+        """Sums of each metric's series, and names of the executors that have a lane; empty when nobody answers."""
         answer = await get(self.port, "/metrics")
+        text = answer.body.decode() if answer.status == 200 else ""
         totals: dict[str, float] = {}
-        for name, value in _SERIES.findall(answer.body.decode() if answer.status == 200 else ""):
+        for name, value in _SERIES.findall(text):
             totals[name] = totals.get(name, 0.0) + float(value)
-        return totals
+        return totals, set(_ENGINE.findall(text))
+
+    async def metrics(self) -> dict[str, float]:
+        return (await self.look())[0]
 
     async def executor_of(self, request_id: str) -> str | None:
         """The executor that runs a request's first sequence."""
@@ -264,20 +270,17 @@ class Services:
             return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
         return []
 
-    async def attached(self) -> set[str]:
-        """Names of the executors that have a lane."""
-        answer = await get(self.port, "/metrics")
-        return set(_ENGINE.findall(answer.body.decode()))
-
     async def is_whole(self) -> bool:
         """Whether all executors are attached, no other is, and the service says that it is ready."""
-        attached = await self.attached()
+        _, attached = await self.look()
+        return self.are_all(attached) and (await get(self.port, "/health/ready")).status == 200
+
+    def are_all(self, attached: set[str]) -> bool:
+        """Whether these are the executors that there should be. Those among them are ready from now on."""
         for member in self.staying:
             member.ready |= member.name in attached
         names = {member.name for member in self.staying}
-        if len(names) != self.settings.executors or names != attached:
-            return False
-        return (await get(self.port, "/health/ready")).status == 200
+        return len(names) == self.settings.executors and names == attached
 
     async def until(self, condition: Callable[[], Any], what: str, patience_s: float) -> None:
         """Poll until a condition, which may be awaitable, holds. Raises `Unfit` when it does not in time."""
@@ -290,4 +293,4 @@ class Services:
                 return
             if time.monotonic() > deadline:
                 raise Unfit(f"waited {patience_s:g} s for {what}; logs are in {self.folder}")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(POLL_S)
