@@ -103,7 +103,7 @@ class Traffic:
         self.num_answered = 0
         self.wrong: list[str] = []
 
-    async def _text(self) -> str:
+    async def text(self) -> str:
         body = {"model": "model", "prompt": [5, 6, 7], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
         data = json.dumps(body).encode()
         answer: Answer = await exchange(self._services.port, "POST", "/v1/completions", data)
@@ -111,14 +111,16 @@ class Traffic:
             str(answer.json["choices"][0]["text"]) if answer.status == 200 else f"status {answer.status} {answer.end}"
         )
 
-    async def run(self) -> None:
-        right = await self._text()
-        while not self._stopping:
-            text = await self._text()
+    async def run(self, right: str) -> None:
+        """Ask again and again, and once more after `stop`."""
+        more = True
+        while more:
+            more = not self._stopping
+            text = await self.text()
             self.num_answered += 1
             if text != right:
                 self.wrong.append(f"other traffic: {text[:200]!r} for {right[:200]!r}")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
 
     def stop(self) -> None:
         self._stopping = True
@@ -131,7 +133,7 @@ async def at_the_scheduler(folder: Path, count: int, seed: int) -> list[str]:
         await services.start()
         pids = [services.scheduler.pid, *services.frontend_pids(), *(m.process.pid for m in services.members)]
         traffic = Traffic(services)
-        task = asyncio.create_task(traffic.run())
+        task = asyncio.create_task(traffic.run(await traffic.text()))
         one, other = Mutator(seed, everything()), Mutator(seed + 1, everything())
         inside = f"ipc://{services.folder}/run/core.sock"
         await asyncio.gather(

@@ -60,6 +60,25 @@ class Mutator:
                     out[place:] = draw.choice(self._corpus)[place:]
         return bytes(out)
 
+    def _alike(self, value: Any) -> Any:
+        """Another value of the same type, so that it is not the type that gives the junk away."""
+        draw = self._draw
+        if isinstance(value, bytes) and value:
+            place = draw.randrange(len(value))
+            number = draw.choice((0, 1, 2, 7, 255, 65535, 2**31 - 1, 2**32 - 1)).to_bytes(4, "little")
+            kind = draw.randrange(4)
+            if kind == 0:
+                return self._with_other_bytes(value)
+            if kind == 1:
+                return value + value[:4]
+            changed = value[: place & ~3] + number + value[(place & ~3) + 4 :]
+            return changed[: len(value)]
+        if type(value) is int:
+            return draw.choice((value + 1, max(0, value - 1), draw.randrange(300), 65535, 2**31 - 1))
+        if type(value) is float:
+            return draw.choice((0.0, -1.0, 0.5, 1e-30, 1e30))
+        return draw.choice(EXTREMES)
+
     def _with_other_fields(self, data: bytes) -> bytes:
         """The same tree with one node changed."""
         try:
@@ -72,17 +91,15 @@ class Mutator:
             if isinstance(node[place], list) and node[place] and draw.random() < 0.8:
                 node = node[place]
                 continue
-            match draw.randrange(8):
+            match draw.randrange(10):
                 case 0:
                     del node[place]
                 case 1:
                     node.insert(place, draw.choice(EXTREMES))
-                case 2 if isinstance(node[place], bytes):
-                    node[place] = self._with_other_bytes(node[place])
-                case 3 if type(node[place]) is int:
-                    node[place] += draw.choice((-1, 1, 256, 1 << 16))
-                case _:
+                case 2:
                     node[place] = draw.choice(EXTREMES)
+                case _:
+                    node[place] = self._alike(node[place])
             break
         try:
             packed: bytes = msgpack.packb(tree)
