@@ -25,10 +25,10 @@ from tests.chaos.services import Services, Settings
 PLUG = "plug"
 
 
-def settings(folder: Path, max_waiting: int) -> Settings:
+def settings(folder: Path, max_waiting: int, frontends: int) -> Settings:
     flags = ["--max-waiting", str(max_waiting), "--max-num-seqs", "1", "--iteration-timeout-s", "600"]
     flags += ["--plan-log", str(folder / "plans")]
-    return Settings(folder, executors=1, delay_s=0.0, scheduler_flags=flags)
+    return Settings(folder, executors=1, frontends=frontends, delay_s=0.0, scheduler_flags=flags)
 
 
 def bodies(count: int, seed: int) -> list[dict[str, Any]]:
@@ -71,9 +71,9 @@ def faults(asked: list[dict[str, Any]], answers: list[Answer], right: set[str], 
     return found
 
 
-async def run(folder: Path, count: int, max_waiting: int, seed: int) -> list[str]:
+async def run(folder: Path, count: int, max_waiting: int, seed: int, *, frontends: int = 2) -> list[str]:
     """Returns what is wrong."""
-    services = Services(settings(folder, max_waiting))
+    services = Services(settings(folder, max_waiting, frontends))
     try:
         await services.start()
         services.tell(services.ready[0], actions={1: Action.HANG})

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed
+from hypothesis import settings as runs
 from hypothesis import strategies as st
 
 from tests.chaos.client import exchange
-from tests.chaos.rounds import AT_REST
-from tests.chaos.services import Services, Settings
+from tests.chaos.services import Services, Settings, served
 
 PATIENCE_S = 20.0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -207,7 +207,7 @@ def fuzz(port: int, count: int, start: int) -> str | None:
     """Send so many; returns what is wrong with the simplest request that was found to fail."""
 
     @seed(start)
-    @settings(
+    @runs(
         max_examples=count,
         deadline=None,
         database=None,
@@ -227,26 +227,17 @@ def fuzz(port: int, count: int, start: int) -> str | None:
     return None
 
 
-async def run(folder: Path, count: int, start: int) -> list[str]:
-    """Returns what is wrong."""
-    services = Services(Settings(folder, executors=1, frontends=1, delay_s=0.0, executor_flags=["--no-verify"]))
-    try:
-        await services.start()
-        pids = [services.scheduler.pid, *services.frontend_pids(), services.staying[0].process.pid]
-        right = await _answer(services)
-        fault_found = await asyncio.to_thread(fuzz, services.port, count, start)
-        found = [] if fault_found is None else [fault_found]
-        if pids != [services.scheduler.pid, *services.frontend_pids(), services.staying[0].process.pid]:
-            found.append("a process has ended")
-        if await _answer(services) != right:
-            found.append("a plain request is answered otherwise than before")
-        deadline, busy = time.monotonic() + 10, ["?"]
-        while busy and time.monotonic() < deadline:
-            metrics = await services.metrics()
-            busy = [f"{name} is {metrics.get(name)}" for name in AT_REST if metrics.get(name) != 0]
-        found += busy
-    finally:
-        await services.stop()
+async def run(services: Services, count: int, start: int) -> list[str]:
+    """Fuzz services that run. Returns what is wrong."""
+    pids = services.pids()
+    right = await _answer(services)
+    fault_found = await asyncio.to_thread(fuzz, services.port, count, start)
+    found = [] if fault_found is None else [fault_found]
+    if services.pids() != pids:
+        found.append("a process has ended")
+    if await _answer(services) != right:
+        found.append("a plain request is answered otherwise than before")
+    found += await services.busy()
     log = (services.folder / "scheduler.log").read_text(errors="replace")
     return found + (["the scheduler's log has a traceback"] if "Traceback" in log else [])
 
@@ -263,7 +254,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="gilir-http-") as folder:
-        found = asyncio.run(run(Path(folder), options.requests, options.seed))
+        settings = Settings(Path(folder), executors=1, frontends=1, delay_s=0.0, executor_flags=["--no-verify"])
+        found = asyncio.run(served(settings, lambda services: run(services, options.requests, options.seed)))
     for text in found:
         print(text)
     print(f"requests {options.requests} wrong {len(found)}")

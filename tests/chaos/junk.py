@@ -39,8 +39,7 @@ from common.wire import (
 )
 from tests.chaos.client import Answer, exchange
 from tests.chaos.mutate import Mutator
-from tests.chaos.rounds import AT_REST
-from tests.chaos.services import Services, Settings, spawn
+from tests.chaos.services import Services, Settings, served, spawn
 from tests.common.messages import MESSAGES, card, example
 from tests.executor.scripted_scheduler import ScriptedScheduler
 
@@ -126,47 +125,30 @@ class Traffic:
         self._stopping = True
 
 
-async def at_the_scheduler(folder: Path, count: int, seed: int) -> list[str]:
-    """`count` on each of the scheduler's two sockets. Returns what is wrong."""
-    services = Services(Settings(folder, frontends=1, delay_s=0.002))
-    try:
-        await services.start()
-        pids = [services.scheduler.pid, *services.frontend_pids(), *(m.process.pid for m in services.members)]
-        traffic = Traffic(services)
-        task = asyncio.create_task(traffic.run(await traffic.text()))
-        one, other = Mutator(seed, everything()), Mutator(seed + 1, everything())
-        inside = f"ipc://{services.folder}/run/core.sock"
-        await asyncio.gather(
-            asyncio.to_thread(pelt, f"tcp://127.0.0.1:{services.executor_port}", one.frames, count),
-            asyncio.to_thread(pelt, inside, other.frames, count, b"junk"),
-            asyncio.to_thread(pelt_bare, services.executor_port, min(200, count // 20), seed),
-        )
-        traffic.stop()
-        await task
-        found = list(traffic.wrong[:5])
-        after = [services.scheduler.pid, *services.frontend_pids(), *(m.process.pid for m in services.members)]
-        if pids != after:
-            found.append(f"the processes were {pids}, and are {after}")
-        await _let_go(services)
-        metrics = await services.metrics()
-        found += [f"{name} is {metrics.get(name)}" for name in AT_REST if metrics.get(name) != 0]
-        counted = metrics.get("gilir_junk_messages_total", 0)
-        print(f"the scheduler's sockets: messages {count} each, on the executors' counted as junk {counted:.0f}")
-        print(f"other requests answered meanwhile: {traffic.num_answered}, wrong {len(found)}")
-    finally:
-        await services.stop()
+async def at_the_scheduler(services: Services, count: int, seed: int) -> list[str]:
+    """`count` on each of the sockets of a scheduler that runs. Returns what is wrong."""
+    pids = services.pids()
+    traffic = Traffic(services)
+    task = asyncio.create_task(traffic.run(await traffic.text()))
+    one, other = Mutator(seed, everything()), Mutator(seed + 1, everything())
+    inside = f"ipc://{services.folder}/run/core.sock"
+    await asyncio.gather(
+        asyncio.to_thread(pelt, f"tcp://127.0.0.1:{services.executor_port}", one.frames, count),
+        asyncio.to_thread(pelt, inside, other.frames, count, b"junk"),
+        asyncio.to_thread(pelt_bare, services.executor_port, min(200, count // 20), seed),
+    )
+    traffic.stop()
+    await task
+    found = list(traffic.wrong[:5])
+    if services.pids() != pids:
+        found.append(f"the processes were {pids}, and are {services.pids()}")
+    # Some messages were whole, and asked for something.
+    await asyncio.to_thread(pelt, inside, lambda: [encode(FrontendHello("junk"))], 1, b"junk")
+    found += await services.busy()
+    counted = (await services.metrics()).get("gilir_junk_messages_total", 0)
+    print(f"the scheduler's sockets: messages {count} each, on the executors' counted as junk {counted:.0f}")
+    print(f"other requests answered meanwhile: {traffic.num_answered}, wrong {len(found)}")
     return found
-
-
-async def _let_go(services: Services) -> None:
-    """End what was asked for on the frontends' socket by messages that were whole, and wait for rest."""
-    hello = FrontendHello("junk")
-    await asyncio.to_thread(pelt, f"ipc://{services.folder}/run/core.sock", lambda: [encode(hello)], 1, b"junk")
-    for _ in range(200):
-        metrics = await services.metrics()
-        if all(metrics.get(name) == 0 for name in AT_REST):
-            return
-        await asyncio.sleep(0.05)
 
 
 def conversation(epoch: int) -> list[Plan]:
@@ -260,12 +242,6 @@ def at_an_executor(folder: Path, count: int, seed: int, *, real: bool = False) -
     return found
 
 
-async def run(folder: Path, count: int, seed: int, *, real: bool = False) -> list[str]:
-    """Returns what is wrong."""
-    found = await at_the_scheduler(folder, count, seed)
-    return found + at_an_executor(folder, count, seed, real=real)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.junk", description=__doc__)
     parser.add_argument("--messages", type=int, default=50_000)
@@ -273,7 +249,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--real", action="store_true", help="the plans go to an executor with the embedded model")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="gilir-junk-") as folder:
-        found = asyncio.run(run(Path(folder), options.messages, options.seed, real=options.real))
+        settings = Settings(Path(folder), frontends=1, delay_s=0.002)
+        found = asyncio.run(
+            served(settings, lambda services: at_the_scheduler(services, options.messages, options.seed))
+        )
+        found += at_an_executor(Path(folder), options.messages, options.seed, real=options.real)
     for text in found:
         print(text)
     print(f"messages {options.messages} wrong {len(found)}")

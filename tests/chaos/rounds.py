@@ -15,7 +15,7 @@ from tests.chaos.checker import Excuse, Fault, Finding, Told, check, of_plain
 from tests.chaos.client import End, exchange, get
 from tests.chaos.disturb import SCHEDULER_FLAGS, Disturber, Run
 from tests.chaos.schedule import POISON, Ask, Disturbance, Round
-from tests.chaos.services import POLL_S, Services, Settings, Unfit
+from tests.chaos.services import AT_REST, POLL_S, Services, Settings, Unfit
 
 ANSWER_S = 40.0
 """A request that has no end after so long is lost."""
@@ -24,14 +24,7 @@ REST_S = 20.0
 EOS_AFTER = 90
 SPARE_FDS = 4
 """So many more open files than at first are no leak: some are opened when they are first needed."""
-WARM_S = 10.0
-AT_REST = (
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "gilir_live_sequences",
-    "gilir_kv_blocks_referenced",
-)
-"""Gauges that are 0 when nothing waits or runs, and every block is free or evictable."""
+WARM_S = 30.0
 
 
 @dataclass
@@ -78,7 +71,7 @@ class Rounds:
     def __init__(self, services: Services, reference: Services) -> None:
         self._services, self._reference = services, reference
         self._fds: dict[int, int] = {}
-        """Open files of each process when it first came to rest after it had been warm."""
+        """The most open files that each process has had at rest in its first seconds."""
 
     async def run(self, plan: Round) -> Outcome:
         """Raises `Unfit` when the services cannot be made ready for the round."""
@@ -164,7 +157,7 @@ class Rounds:
         if len(services.frontend_pids()) != services.settings.frontends:
             found.append(f"{len(services.frontend_pids())} frontends")
         for role, pid, count in self._open_files():
-            if pid in self._fds and count > self._fds[pid] + SPARE_FDS:
+            if pid in self._fds and _age_s(pid) > WARM_S and count > self._fds[pid] + SPARE_FDS:
                 found.append(f"{role} has {count} open files, at first it had {self._fds[pid]}")
         return found
 
@@ -181,11 +174,10 @@ class Rounds:
         return found
 
     def _note_fds(self) -> None:
-        """Of those that are old enough to have opened what they always need."""
-        files = self._open_files()
-        self._fds = {
-            pid: self._fds.get(pid, count) for _, pid, count in files if pid in self._fds or _age_s(pid) > WARM_S
-        }
+        """The most that a process had in its first seconds: what it always needs has been opened by then."""
+        for _, pid, count in self._open_files():
+            if pid not in self._fds or _age_s(pid) < WARM_S:
+                self._fds[pid] = max(count, self._fds.get(pid, 0))
 
 
 def _age_s(pid: int) -> float:

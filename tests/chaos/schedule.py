@@ -126,21 +126,24 @@ class Round:
     @property
     def is_measured(self) -> bool:
         """Whether a kill is all that happens, so that the time to recover says something."""
-        return [d.kind for d in self.disturbances] == [Kind.KILL] and not any(ask.poisoned for ask in self.asks)
+        return [deed.kind for deed in self.disturbances] == [Kind.KILL]
 
 
 def plan_round(seed: int, *, real: bool = False) -> Round:
     """The round of a seed. `real`: for executors that run a model, which take no script and start slowly."""
     draw = random.Random(seed)
+    disturbances = _disturbances(draw, real)
     base = [draw.randrange(6, POISON) for _ in range(int(3.5 * BLOCK))]
-    asks = [_ask(draw, number, base) for number in range(draw.randint(5, 12))]
-    poison = not real and draw.random() < 0.04
-    if poison:
+    is_measured = [deed.kind for deed in disturbances] == [Kind.KILL]
+    # Where the time to recover is measured, one executor has seats for all.
+    asks = [_ask(draw, number, base) for number in range(6 if is_measured else draw.randint(5, 12))]
+    asks = [ask for ask in asks if ask.is_single or not is_measured]
+    if not real and not is_measured and draw.random() < 0.05:
         asks.append(_poisoned(draw, len(asks)))
     return Round(
         seed=seed,
         asks=tuple(asks),
-        disturbances=_disturbances(draw, real),
+        disturbances=disturbances,
         poison_action=Action.DIE_BEFORE if draw.random() < 0.2 else Action.FAULT,
         name_poisoned=draw.random() < 0.5,
     )

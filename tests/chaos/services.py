@@ -12,10 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -26,10 +26,19 @@ from tests.chaos.cables import Cable
 from tests.chaos.client import get
 from tests.chaos.relay import Relay, Weather
 
+T = TypeVar("T")
+
 NUM_EXECUTORS = 2
 START_S = 60.0
 POLL_S = 0.1
 """Between two looks; the core tells its figures four times a second."""
+AT_REST = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "gilir_live_sequences",
+    "gilir_kv_blocks_referenced",
+)
+"""Gauges that are 0 when nothing waits or runs, and every block is free or evictable."""
 _SERIES = re.compile(r"^([a-z_:]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _ENGINE = re.compile(r'^gilir_token_budget\{.*engine="([^"]*)"', re.MULTILINE)
 
@@ -282,6 +291,20 @@ class Services:
         names = {member.name for member in self.staying}
         return len(names) == self.settings.executors and names == attached
 
+    def pids(self) -> list[int]:
+        """Of all processes that should live on."""
+        return [self.scheduler.pid, *self.frontend_pids(), *(member.process.pid for member in self.members)]
+
+    async def busy(self, patience_s: float = 10.0) -> list[str]:
+        """Wait for rest; the gauges that are not 0 then."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            metrics = await self.metrics()
+            found = [f"{name} is {metrics.get(name)}" for name in AT_REST if metrics.get(name) != 0]
+            if not found or time.monotonic() > deadline:
+                return found
+            await asyncio.sleep(POLL_S)
+
     async def until(self, condition: Callable[[], Any], what: str, patience_s: float) -> None:
         """Poll until a condition, which may be awaitable, holds. Raises `Unfit` when it does not in time."""
         deadline = time.monotonic() + patience_s
@@ -294,3 +317,13 @@ class Services:
             if time.monotonic() > deadline:
                 raise Unfit(f"waited {patience_s:g} s for {what}; logs are in {self.folder}")
             await asyncio.sleep(POLL_S)
+
+
+async def served(settings: Settings, use: Callable[[Services], Awaitable[T]]) -> T:
+    """Start services, use them, and stop them. Raises `Unfit`."""
+    services = Services(settings)
+    try:
+        await services.start()
+        return await use(services)
+    finally:
+        await services.stop()

@@ -22,8 +22,7 @@ import numpy as np
 import psutil
 
 from tests.chaos.client import Answer, End, exchange
-from tests.chaos.rounds import AT_REST
-from tests.chaos.services import Services, Settings
+from tests.chaos.services import Services, Settings, served
 
 MAX_GROWTH_MB = 1.0
 """In 10,000 requests."""
@@ -84,12 +83,7 @@ class Soak:
 
     async def _look(self) -> Sample:
         services = self.services
-        deadline = time.monotonic() + 10
-        busy = ["unknown"]
-        while busy and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-            metrics = await services.metrics()
-            busy = [name for name in AT_REST if metrics.get(name) != 0]
+        busy = await services.busy()
         processes = {"core": services.scheduler.pid, "executor": services.staying[0].process.pid}
         processes |= {f"frontend-{i}": pid for i, pid in enumerate(sorted(services.frontend_pids()))}
         memory = {role: anonymous_mb(pid) for role, pid in processes.items()}
@@ -167,16 +161,10 @@ def print_row(sample: Sample) -> None:
     print(f"{sample.requests} | {memory} | {fds} | {' '.join(sample.busy) or '-'}", flush=True)
 
 
-async def soak(folder: Path, minutes: float, num_requests: int | None, seed: int, step: int = STEP) -> Soak:
-    """Run it on services of its own."""
-    settings = Settings(folder, executors=1, delay_s=0.0, executor_flags=["--no-verify"])
-    services = Services(settings)
-    try:
-        await services.start()
-        state = Soak(services, seed)
-        await state.run(time.monotonic() + minutes * 60, num_requests, step)
-    finally:
-        await services.stop()
+async def run(services: Services, minutes: float, num_requests: int | None, seed: int, step: int = STEP) -> Soak:
+    """Run it on services that run."""
+    state = Soak(services, seed)
+    await state.run(time.monotonic() + minutes * 60, num_requests, step)
     return state
 
 
@@ -187,7 +175,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="gilir-soak-") as folder:
-        state = asyncio.run(soak(Path(folder), options.minutes, options.requests, options.seed))
+        settings = Settings(Path(folder), executors=1, delay_s=0.0, executor_flags=["--no-verify"])
+        minutes, requests, seed = options.minutes, options.requests, options.seed
+        state = asyncio.run(served(settings, lambda services: run(services, minutes, requests, seed)))
     print("requests: " + ", ".join(f"{name} {count}" for name, count in state.ends.most_common()))
     found = verdict(state)
     for text in found:

@@ -12,33 +12,46 @@ from tests.chaos.__main__ import main
 from tests.chaos.client import exchange
 from tests.chaos.mutate import Mutator
 from tests.chaos.relay import Relay, Weather
+from tests.chaos.services import Services, Settings, served
 
 
 @pytest.mark.timeout(120)
 def test_a_few_rounds_lose_change_and_double_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--rounds", "6", "--seed", "1", "--jobs", "2", "--network", "relay"])
+    status = main(["--rounds", "5", "--seed", "3", "--jobs", "1", "--network", "relay"])
     printed = capsys.readouterr().out
     assert status == 0, printed
-    assert printed.splitlines()[-1].startswith("rounds 6 lost 0 changed 0 duplicated 0 recovery_p99_ms ")
+    assert printed.splitlines()[-1].startswith("rounds 5 lost 0 changed 0 duplicated 0 recovery_p99_ms ")
 
 
-def test_junk_does_no_harm(tmp_path: Path) -> None:
-    assert asyncio.run(junk.run(tmp_path, 400, 1)) == []
+async def _each_on_one_service(services: Services) -> dict[str, object]:
+    state = await soak.run(services, 1.0, 200, 1, step=100)
+    return {
+        "soak": state.wrong,
+        "at rest": [sample.busy for sample in state.samples],
+        "processes": set(state.samples[0].anonymous_mb),
+        "fuzzed requests": await http.run(services, 60, 1),
+        "junk": await junk.at_the_scheduler(services, 300, 1),
+    }
 
 
-def test_fuzzed_requests_do_no_harm(tmp_path: Path) -> None:
-    assert asyncio.run(http.run(tmp_path, 150, 1)) == []
+def test_a_soak_fuzzed_requests_and_junk_do_no_harm(tmp_path: Path) -> None:
+    settings = Settings(tmp_path, frontends=1, executors=1, delay_s=0.001)
+    found = asyncio.run(served(settings, _each_on_one_service))
+    assert found == {
+        "soak": [],
+        "at rest": [[], []],
+        "processes": {"core", "executor", "frontend-0"},
+        "fuzzed requests": [],
+        "junk": [],
+    }
+
+
+def test_junk_plans_do_no_harm(tmp_path: Path) -> None:
+    assert junk.at_an_executor(tmp_path, 100, 1) == []
 
 
 def test_a_burst_is_refused_exactly_where_the_rule_says(tmp_path: Path) -> None:
-    assert asyncio.run(burst.run(tmp_path, 200, 40, 1)) == []
-
-
-def test_a_soak_comes_to_rest(tmp_path: Path) -> None:
-    state = asyncio.run(soak.soak(tmp_path, 1.0, 300, 1, step=100))
-    assert state.wrong == [] and state.served >= 300
-    assert not any(sample.busy for sample in state.samples)
-    assert set(state.samples[0].anonymous_mb) == {"core", "executor", "frontend-0", "frontend-1"}
+    assert asyncio.run(burst.run(tmp_path, 120, 30, 1, frontends=1)) == []
 
 
 def test_growth_is_the_slope_of_memory() -> None:
