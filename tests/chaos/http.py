@@ -144,7 +144,7 @@ def posts(draw: st.DrawFn) -> Request:
     """A right body with up to three fields replaced, and sometimes other bytes."""
     path = draw(st.sampled_from(sorted(BASES)))
     base, fields = BASES[path]
-    body = dict(base)
+    body: Any = dict(base)
     for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=3)):
         body[name] = draw(JUNK) if draw(st.integers(0, 4)) == 0 else draw(fields[name])
     if draw(st.integers(0, 19)) == 0:
