@@ -171,7 +171,7 @@ class PlanPelter:
     """Attaches an executor, and sends it plans of which one is spoilt, over and over."""
 
     def __init__(self, core: ScriptedScheduler, seed: int) -> None:
-        self._core, self._draw, self._seed = core, random.Random(seed), seed
+        self._core, self._draw = core, random.Random(seed)
         self._epoch = 0
         self.answers: Counter[str] = Counter()
 
@@ -201,7 +201,8 @@ class PlanPelter:
             self._core.send(plan)
             self._core.receive(Result)
         others = [*plans, Reset(self._epoch, "no")]
-        self._core.send_raw(*Mutator(self._draw.randrange(1 << 60), [plans[place]] * 8 + others).frames())
+        mutator = Mutator(self._draw.randrange(1 << 60), [plans[place]] * 8 + others, bytes_share=0.1)
+        self._core.send_raw(*mutator.frames())
 
     def whole(self) -> list[int]:
         """The tokens of an undisturbed conversation."""

@@ -23,8 +23,9 @@ BYTES = (
 class Mutator:
     """Makes one junk message after the other from a corpus of real ones."""
 
-    def __init__(self, seed: int, corpus: list[Message]) -> None:
-        self._draw = random.Random(seed)
+    def __init__(self, seed: int, corpus: list[Message], *, bytes_share: float = 0.5) -> None:
+        """`bytes_share`: how much of it has bytes changed, whatever they mean; the rest has fields changed."""
+        self._draw, self._bytes_share = random.Random(seed), bytes_share
         self._corpus = [encode(item) for item in corpus]
 
     def frames(self) -> list[bytes]:
@@ -34,10 +35,10 @@ class Mutator:
 
     def junk(self) -> bytes:
         kind = self._draw.random()
-        if kind < 0.05:
+        if kind < self._bytes_share / 10:
             return self._draw.choice(BYTES)
         data = self._draw.choice(self._corpus)
-        if kind < 0.5:
+        if kind < self._bytes_share:
             return self._with_other_bytes(data)
         for _ in range(self._draw.choice((1, 1, 1, 2, 5))):
             data = self._with_other_fields(data)
