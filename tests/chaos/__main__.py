@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -113,6 +114,9 @@ async def run(options: argparse.Namespace, folder: Path) -> Report:
     reference = Services(reference_settings(settings), "reference")
     reference.script = plain_script()
     report, seeds = Report(), deque(range(options.seed, options.seed + options.rounds))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The rounds under way come to their end, and the report tells of those that there were.
+        asyncio.get_running_loop().add_signal_handler(number, seeds.clear)
     try:
         await reference.start()
         names = [f"stack-{i}" for i in range(options.jobs)]
