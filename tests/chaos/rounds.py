@@ -71,7 +71,8 @@ class Rounds:
     def __init__(self, services: Services, reference: Services) -> None:
         self._services, self._reference = services, reference
         self._fds: dict[int, int] = {}
-        """The most open files that each process has had at rest in its first seconds."""
+        """The most open files that each process had at rest until it was warm."""
+        self._warm: set[int] = set()
 
     async def run(self, plan: Round) -> Outcome:
         """Raises `Unfit` when the services cannot be made ready for the round."""
@@ -157,7 +158,7 @@ class Rounds:
         if len(services.frontend_pids()) != services.settings.frontends:
             found.append(f"{len(services.frontend_pids())} frontends")
         for role, pid, count in self._open_files():
-            if pid in self._fds and _age_s(pid) > WARM_S and count > self._fds[pid] + SPARE_FDS:
+            if pid in self._warm and count > self._fds[pid] + SPARE_FDS:
                 found.append(f"{role} has {count} open files, at first it had {self._fds[pid]}")
         return found
 
@@ -174,10 +175,12 @@ class Rounds:
         return found
 
     def _note_fds(self) -> None:
-        """The most that a process had in its first seconds: what it always needs has been opened by then."""
+        """The most that a process had until it first came to rest when warm: what it always needs is open by then."""
         for _, pid, count in self._open_files():
-            if pid not in self._fds or _age_s(pid) < WARM_S:
+            if pid not in self._warm:
                 self._fds[pid] = max(count, self._fds.get(pid, 0))
+                if _age_s(pid) > WARM_S:
+                    self._warm.add(pid)
 
 
 def _age_s(pid: int) -> float:

@@ -15,7 +15,6 @@ from tests.chaos.relay import Relay, Weather
 from tests.chaos.services import Services, Settings, served
 
 
-@pytest.mark.timeout(120)
 def test_a_few_rounds_lose_change_and_double_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["--rounds", "5", "--seed", "3", "--jobs", "1", "--network", "relay"])
     printed = capsys.readouterr().out
