@@ -27,8 +27,9 @@ PLUG = "plug"
 
 def settings(folder: Path, max_waiting: int, frontends: int) -> Settings:
     flags = ["--max-waiting", str(max_waiting), "--max-num-seqs", "1", "--iteration-timeout-s", "600"]
-    flags += ["--plan-log", str(folder / "plans")]
-    return Settings(folder, executors=1, frontends=frontends, delay_s=0.0, scheduler_flags=flags)
+    # The relay is in this process, which is busy with its clients.
+    flags += ["--heartbeat-timeout-s", "300", "--plan-log", str(folder / "plans")]
+    return Settings(folder, executors=1, frontends=frontends, delay_s=0.0, patience_s=300.0, scheduler_flags=flags)
 
 
 def bodies(count: int, seed: int) -> list[dict[str, Any]]:

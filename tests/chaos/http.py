@@ -19,11 +19,12 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed
 from hypothesis import settings as runs
 from hypothesis import strategies as st
+from hypothesis.errors import HypothesisException
 
 from tests.chaos.client import exchange
 from tests.chaos.services import Services, Settings, served
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FINE = {200, 400, 404, 405, 413}
 """Statuses that a fuzzed request may get while an executor serves."""
@@ -222,7 +223,7 @@ def fuzz(port: int, count: int, start: int) -> str | None:
 
     try:
         attempt()
-    except (AssertionError, OSError) as error:
+    except (AssertionError, OSError, HypothesisException) as error:
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -109,6 +109,8 @@ class Settings:
     executors: int = NUM_EXECUTORS
     delay_s: float = 0.004
     """What an iteration of a scripted executor takes at least."""
+    patience_s: float = 1.5
+    """An executor gives up a scheduler that is silent for so long."""
     scheduler_flags: list[str] = field(default_factory=list)
     executor_flags: list[str] = field(default_factory=list)
 
@@ -182,8 +184,8 @@ class Services:
         script = self.folder / f"{name}.json"
         self._write_script(script)
         flags = ["--scheduler", f"tcp://{relay.host}:{relay.port}", "--name", name, "--model", str(DEFAULT_MODEL)]
-        flags += ["--served-model-name", "model", "--scheduler-timeout-s", "1.5", "--num-blocks", "96"]
-        flags += ["--max-num-seqs", "8", *self._kind_flags(script)]
+        flags += ["--served-model-name", "model", "--num-blocks", "96", "--max-num-seqs", "8"]
+        flags += ["--scheduler-timeout-s", str(self.settings.patience_s), *self._kind_flags(script)]
         module = "executor_svc" if self.settings.real else "executor_svc.fake"
         inside = [] if cable is None else cable.command
         process = spawn([*inside, sys.executable, "-m", module, *flags], self.folder / "executors.log")
