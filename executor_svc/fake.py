@@ -1,12 +1,14 @@
 """A scripted executor: numpy only, speaks and checks the real protocol, and does what its `Script` says.
 
-In a test: `FakeExecutor(address, Script(...))` runs it in a thread; `python -m executor_svc.fake` is a process.
+In a test: `FakeExecutor(address, Script(...))` runs it in a thread; `python -m executor_svc.fake` is a process, which
+reads its script anew at SIGHUP.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -44,6 +46,7 @@ class ScriptedLink(Link):
         super().__init__(options, hello, runner, exchange)
         self._runner = runner
         self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+        self._last_result: Result | None = None
         self.epochs: list[int] = []
         """Every epoch it was welcomed to."""
         self.changed = threading.Condition()
@@ -81,12 +84,19 @@ class ScriptedLink(Link):
                 self._send_bytes(b"\x93junk")
             elif action is Action.WRONG_EPOCH:
                 self._send(replace(answer, epoch=answer.epoch + 1_000_000))
+            elif action is Action.EXTRA:
+                answer = replace(answer, tokens=np.append(answer.tokens, 1), finish=np.append(answer.finish, 0))
+            elif action is Action.STALE and self._last_result is not None:
+                self._send(self._last_result)
+            elif action is Action.BAD_FINISH:
+                answer = replace(answer, finish=answer.finish + np.uint8(200))
             elif action is Action.SHORT:
                 answer = replace(answer, tokens=answer.tokens[1:], finish=answer.finish[1:])
             elif action is Action.BAD_TOKEN:
                 answer = replace(answer, tokens=answer.tokens + np.int32(self.hello.model.vocab_size))
             elif action is Action.DOUBLE:
                 super()._answer(plan, answer)
+            self._last_result = answer
         super()._answer(plan, answer)
 
 
@@ -246,9 +256,10 @@ class FakeSettings(ServiceSettings):
     max_num_batched_tokens: int = Field(2048, ge=1)
     spare: bool = Field(False, description="take sequences only while no other executor of the model does")
     delay_ms: float = Field(0.0, ge=0, description="milliseconds an iteration takes, over the script's")
-    script: Path | None = Field(None, description="JSON file with the script")
+    script: Path | None = Field(None, description="JSON file with the script, read at the start and at SIGHUP")
     verify: bool = Field(True, description="check every row's whole context")
     scheduler_timeout_s: float = Field(5.0, gt=0)
+    hello_interval_s: float = Field(1.0, gt=0)
     grace_s: float = Field(10.0, ge=0)
     transfer_bind: str = Field("", description="address where other executors read its KV; without it none do")
 
@@ -263,6 +274,13 @@ class FakeSettings(ServiceSettings):
             eos_ids=tuple(self.eos_ids),
             fingerprint=fingerprint,
         )
+
+    def read_script(self, card: ModelCard) -> Script:
+        """Raises OSError, and ValueError naming what is wrong."""
+        script = Script.from_json(self.script.read_text()) if self.script else Script()
+        script.delay_s = self.delay_ms / 1000 or script.delay_s
+        script.alphabet = script.alphabet or readable_tokens(card)
+        return script
 
     def limits(self) -> Limits:
         return Limits(
@@ -279,27 +297,23 @@ def main(arguments: list[str] | None = None) -> int:
     settings = FakeSettings.from_command_line(arguments, prog="python -m executor_svc.fake")
     configure_logs("fake", settings.log_format, settings.log_level)
     card = settings.card()
-    script = Script.from_json(settings.script.read_text()) if settings.script else Script()
-    if settings.delay_ms:
-        script.delay_s = settings.delay_ms / 1000
-    if not script.alphabet:
-        script.alphabet = readable_tokens(card)
     fake = FakeExecutor(
         settings.scheduler,
-        script,
+        settings.read_script(card),
         name=settings.name,
         model=card,
         limits=settings.limits(),
         spare=settings.spare,
         scheduler_timeout_s=settings.scheduler_timeout_s,
         grace_s=settings.grace_s,
-        hello_interval_s=1.0,
+        hello_interval_s=settings.hello_interval_s,
         verify=settings.verify,
         record_plans=False,
         on_death=lambda: os._exit(9),
         transfer_bind=settings.transfer_bind,
     )
     install_signal_handlers(fake.link)
+    signal.signal(signal.SIGHUP, lambda _number, _frame: fake.runner.follow(settings.read_script(card)))
     try:
         fake.link.run()
     except RefusedError as error:

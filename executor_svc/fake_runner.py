@@ -21,7 +21,10 @@ class Dead(Exception):
 
 
 class ScriptedRunner:
-    """Runs a scripted executor's plans. All but `hold`, `release`, `die`, `wait_plans` run in the link's thread."""
+    """Runs a scripted executor's plans.
+
+    All but `hold`, `release`, `follow`, `die`, `wait_plans` run in the link's thread.
+    """
 
     def __init__(
         self,
@@ -48,6 +51,9 @@ class ScriptedRunner:
         self._permits: int | None = None
         """How many plans may pass; None: all."""
         self._dying = False
+        self._next_script: Script | None = None
+        self._counted_from = 0
+        """Plans that had come when the present script was given."""
 
     # --- from other threads ---
 
@@ -58,6 +64,12 @@ class ScriptedRunner:
     def release(self, count: int | None = None) -> None:
         with self._gate:
             self._permits = None if count is None else (self._permits or 0) + count
+            self._gate.notify_all()
+
+    def follow(self, script: Script) -> None:
+        """Another script from the next plan on; one that hangs now goes on. Also from a signal handler."""
+        with self._gate:
+            self._next_script = script
             self._gate.notify_all()
 
     def die(self) -> None:
@@ -73,7 +85,10 @@ class ScriptedRunner:
     # --- in the link's thread ---
 
     def next_action(self) -> Action | None:
-        return self.script.actions.get(self.num_plans + 1)
+        if self._next_script is not None:
+            self.script, self._next_script = self._next_script, None
+            self._counted_from = self.num_plans
+        return self.script.actions.get(self.num_plans - self._counted_from + 1)
 
     def reset(self) -> None:
         self.state.clear()
@@ -119,7 +134,9 @@ class ScriptedRunner:
         with self._gate:
             if self.script.delay_s:
                 self._gate.wait_for(lambda: self._dying, self.script.delay_s)
-            self._gate.wait_for(lambda: self._dying or (not hang and self._permits != 0))
+            if hang:
+                self._gate.wait_for(lambda: self._dying or self._next_script is not None)
+            self._gate.wait_for(lambda: self._dying or self._permits != 0)
             if self._dying:
                 self._end()
             if self._permits is not None:

@@ -33,6 +33,12 @@ class Action(StrEnum):
     """The result under an epoch that never was, then the right one."""
     SHORT = "short"
     """A result with one token fewer than it must have."""
+    EXTRA = "extra"
+    """A result with one token more than it must have."""
+    STALE = "stale"
+    """The result of the plan before, once more, then the right one."""
+    BAD_FINISH = "bad_finish"
+    """A result with a finish code that there is not."""
     BAD_TOKEN = "bad_token"
     """A result whose first token is outside the vocabulary."""
     HANG = "hang"
@@ -62,7 +68,7 @@ class Forced:
 class Script:
     """Without any of it: a pseudo language model, never an EOS, no delay, no failure.
 
-    Plans are counted from 1 over the life of the executor, whatever their epoch.
+    Plans are counted from 1 over the life of the executor, or from when it was given this script, whatever their epoch.
     """
 
     alphabet: tuple[int, ...] = ()

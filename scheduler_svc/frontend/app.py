@@ -41,6 +41,7 @@ def create_app(settings: FrontendSettings) -> FastAPI:
         batches: StoreThread | None = open_thread(settings.batch_dir, settings.batch_database)
         app.state.batches = batches
         try:
+            await frontend.settle()
             yield
         finally:
             frontend.close()

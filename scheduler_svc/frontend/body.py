@@ -87,7 +87,9 @@ def _non_finite_path(body: bytes) -> str | None:
         value = json.loads(body, parse_constant=_NonFinite, parse_float=_parse_float)
     except (ValueError, RecursionError):
         return None
-    return _find(value, "")
+    path = _find(value, "")
+    # A name may hold half a character, which no answer can.
+    return None if path is None else path.encode(errors="replace").decode()
 
 
 def _parse_float(text: str) -> float:

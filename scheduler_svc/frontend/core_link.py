@@ -94,7 +94,7 @@ class CoreLink:
     def _tick(self) -> None:
         """Each second: tell the core that this loop turns, give up on a core that has long been silent."""
         self._timer = self._loop.call_later(HELLO_S, self._tick)
-        silence = self._loop.time() - self._last_heard
+        silence = self._silence_s()
         if self._greeted and silence >= self._lost_s:
             log.error("the core is lost", silent_s=round(silence, 1))
             self._greeted = False
@@ -110,7 +110,13 @@ class CoreLink:
     @property
     def alive(self) -> bool:
         """Whether the core was heard of lately."""
-        return self._loop.time() - self._last_heard < self._timeout_s
+        return self._silence_s() < self._timeout_s
+
+    def _silence_s(self) -> float:
+        """Since when nothing came. What lies unread because this process was too busy to look at it has come."""
+        if self._loop.time() - self._last_heard >= self._timeout_s:
+            self._drain()
+        return self._loop.time() - self._last_heard
 
     @property
     def num_streams(self) -> int:

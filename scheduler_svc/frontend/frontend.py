@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
@@ -37,11 +38,22 @@ class Frontend:
         self.leaving = False
         """This process has been told to end."""
         self._updates: set[asyncio.Task[None]] = set()
+        self._settled = asyncio.Event()
+        """The first announcement of the core has been taken over."""
 
     def open(self) -> None:
         self.link.open()
         self._loop = asyncio.get_running_loop()
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    async def settle(self) -> None:
+        """Wait until it is known here what the core serves, but no longer than a core may be silent.
+
+        A frontend that took connections before would refuse them, while its peers, or it itself a little later, would
+        not.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._settled.wait(), self.settings.core_timeout_s)
 
     def close(self) -> None:
         self._sweeper.cancel()
@@ -52,6 +64,7 @@ class Frontend:
         task = asyncio.get_running_loop().create_task(self.models.update(serving))
         self._updates.add(task)
         task.add_done_callback(self._updates.discard)
+        task.add_done_callback(lambda _task: self._settled.set())
 
     @property
     def live(self) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from common.wire import Alive, Fault, Hello, Leaving, Limits, Plan, Reset, Result, SamplingParams, WireError
+from common.wire import Alive, Fault, FinishCode, Hello, Leaving, Limits, Plan, Reset, Result, SamplingParams, WireError
 from executor_svc.batch import BatchState
 from executor_svc.fake import FakeExecutor
 from executor_svc.fake_model import card_from_folder, invented_card, readable_tokens
@@ -269,6 +270,17 @@ def test_impossible_results(scheduler: ScriptedScheduler) -> None:
         assert scheduler.receive(Result).tokens[0] >= fake.model.vocab_size
 
 
+def test_more_impossible_results(scheduler: ScriptedScheduler) -> None:
+    script = Script(actions={1: Action.EXTRA, 2: Action.BAD_FINISH, 3: Action.STALE})
+    with FakeExecutor(scheduler.address, script) as fake:
+        admit(scheduler, fake)
+        assert len(scheduler.receive(Result).tokens) == 2
+        scheduler.send(decode_plan(2, 0))
+        assert scheduler.receive(Result).finish[0] > max(FinishCode)
+        scheduler.send(decode_plan(3, 0))
+        assert [scheduler.receive(Result).iteration for _ in range(2)] == [2, 3]
+
+
 def test_a_scripted_fault_then_reset(scheduler: ScriptedScheduler) -> None:
     with FakeExecutor(scheduler.address, Script(actions={1: Action.FAULT})) as fake:
         admit(scheduler, fake)
@@ -381,3 +393,27 @@ def test_card_from_a_folder(tmp_path: Path) -> None:
 
 def test_state_is_the_real_one() -> None:
     assert type(make_runner().state) is BatchState
+
+
+def test_another_script_counts_its_plans_anew() -> None:
+    runner = make_runner(Script(actions={1: Action.FAULT}))
+    assert isinstance(runner.run(prefill_plan(1, new_sequence(0, PROMPT, [0, 1]))), Fault)
+    runner.reset()
+    run(runner, prefill_plan(1, new_sequence(0, PROMPT, [0, 1])))
+    runner.follow(Script(actions={2: Action.FAULT}))
+    run(runner, decode_plan(2, 0))
+    assert isinstance(runner.run(decode_plan(3, 0)), Fault)
+
+
+def test_another_script_ends_a_hang() -> None:
+    runner = make_runner(Script(actions={1: Action.HANG}))
+    results: list[Any] = []
+    plan = prefill_plan(1, new_sequence(0, PROMPT, [0, 1]))
+    thread = threading.Thread(target=lambda: results.append(runner.run(plan)))
+    thread.start()
+    runner.wait_plans(1, 10)
+    thread.join(0.05)
+    assert thread.is_alive()
+    runner.follow(Script())
+    thread.join(10)
+    assert [type(result) for result in results] == [Result]

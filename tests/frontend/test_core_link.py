@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -181,6 +182,15 @@ def test_nothing_is_left_of_many_requests(core: FakeCore) -> None:
 
     run(core, scenario)
     assert core.wait_for(lambda: core.live == 0)
+
+
+def test_a_busy_frontend_does_not_take_its_core_for_silent(core: FakeCore) -> None:
+    async def scenario(link: CoreLink) -> None:
+        link._timeout_s = 0.3
+        time.sleep(0.6)  # the event loop is held up, and the core goes on telling
+        assert link.alive
+
+    run(core, scenario)
 
 
 def test_a_silent_core_takes_no_requests(tmp_path: Path) -> None:

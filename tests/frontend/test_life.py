@@ -127,11 +127,8 @@ def test_junk_from_the_core_is_dropped(service: Service) -> None:
 
 
 def test_without_a_core_requests_get_503_and_an_idle_frontend_ends_at_once(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "scheduler_svc.frontend", "--core", f"ipc://{tmp_path}/none", "--port", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "scheduler_svc.frontend", "--core", f"ipc://{tmp_path}/none", "--port", "0"]
+    process = subprocess.Popen([*command, "--core-timeout-s", "0.5"], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         url = process.stdout.readline().removeprefix("listening: ").strip()
@@ -143,6 +140,33 @@ def test_without_a_core_requests_get_503_and_an_idle_frontend_ends_at_once(tmp_p
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_request_before_the_core_has_spoken_waits_for_it(tmp_path: Path) -> None:
+    """A frontend that was started anew must not refuse what it will know how to serve in a moment."""
+    address = f"ipc://{tmp_path}/core"
+    command = [sys.executable, "-m", "scheduler_svc.frontend", "--core", address, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    core: FakeCore | None = None
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("listening: ").strip()
+        statuses: list[int] = []
+        body = {"prompt": "Hello", "max_tokens": 3}
+        asker = threading.Thread(
+            target=lambda: statuses.append(httpx.post(url + "/v1/completions", json=body, timeout=20).status_code)
+        )
+        asker.start()
+        asker.join(1.0)
+        assert not statuses
+        core = FakeCore(address, [card(BYTE_LEVEL, byte_level(), CHATML)])
+        asker.join(20)
+        assert statuses == [200]
+    finally:
+        process.kill()
+        process.wait()
+        if core is not None:
+            core.close()
 
 
 # --- the end ---

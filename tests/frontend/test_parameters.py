@@ -80,6 +80,10 @@ def test_nested_numbers_that_json_does_not_have(service: Service) -> None:
         assert error["param"] == "logit_bias"
 
 
+def test_a_number_that_json_does_not_have_under_half_a_character(service: Service) -> None:
+    assert error_of(service.raw("/v1/completions", b'{"\\ud800": NaN}'), 400)["param"] == "?"
+
+
 def test_null_is_absent_everywhere(service: Service) -> None:
     service.core.answer(Answer(service.ids(" world")))
     nulls = dict.fromkeys([*BAD_NUMBERS, "stream_options", "tools", "response_format", "suffix", "chat_template"])
