@@ -66,3 +66,17 @@ def _drop_meta(_logger: Any, _name: str, event: Any) -> Any:
     event.pop("_record", None)
     event.pop("_from_structlog", None)
     return event
+
+
+class Seldom:
+    """Keeps a line that peers can cause at will from filling the disk: the first few are written, then one in many."""
+
+    def __init__(self, first: int = 20, then: int = 1000) -> None:
+        self._first, self._then = first, then
+        self.count = 0
+        """How often it happened."""
+
+    def happens(self) -> bool:
+        """It has happened once more: whether to write a line."""
+        self.count += 1
+        return self.count <= self._first or self.count % self._then == 0

@@ -12,6 +12,7 @@ from types import FrameType
 import structlog
 import zmq
 
+from common.logs import Seldom
 from common.wire import (
     Abort,
     Ended,
@@ -96,6 +97,7 @@ class CoreLoop:
         self._supervisor = Supervisor(settings, listener, address)
         self._desk = None if admin_listener is None else self._open_desk(admin_listener)
         self._announced: list[str] = []
+        self._junk_seen = Seldom()
         self._peers: list[bytes] = []
         """Frontends by their number in the core."""
         self._next_beat = self._next_check = 0.0
@@ -246,7 +248,8 @@ class CoreLoop:
             try:
                 message = decode(parts[1]) if len(parts) == 2 else None
             except WireError as error:
-                log.warning("junk on the frontends' socket dropped", error=str(error))
+                if self._junk_seen.happens():
+                    log.warning("junk on the frontends' socket dropped", error=str(error), count=self._junk_seen.count)
                 continue
             self._from_frontend(parts[0], message, now)
 
@@ -270,7 +273,8 @@ class CoreLoop:
             case Abort():
                 self._scheduler.abort(owner, message.streams.tolist(), now)
             case _:
-                log.warning("unexpected message on the frontends' socket dropped", kind=type(message).__name__)
+                if self._junk_seen.happens():
+                    log.warning("unexpected message on the frontends' socket dropped", kind=type(message).__name__)
 
     # --- frontends ---
 

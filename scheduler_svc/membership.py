@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.logs import Seldom
 from common.wire import (
     PROTOCOL_VERSION,
     Alive,
@@ -103,7 +104,7 @@ class Membership:
         """Set when a lane came or went; the loop tells the frontends and clears it."""
         self.losses: dict[str, tuple[str, float]] = {}
         """Why and when an executor of this name was lost last; the newest loss comes last."""
-        self.num_junk = 0
+        self._junk_seen, self._late, self._foreign = Seldom(), Seldom(), Seldom()
         self.num_overdue: Counter[str] = Counter()
         """Executors lost over a late iteration, by what its deadline followed from."""
         self.last_plan_bytes = 0
@@ -112,6 +113,11 @@ class Membership:
     def executors(self) -> list[Executor]:
         """Those attached, in the order of their coming."""
         return list(self._by_epoch.values())
+
+    @property
+    def num_junk(self) -> int:
+        """Messages on the executors' socket that were none, so far."""
+        return self._junk_seen.count
 
     # --- messages ---
 
@@ -135,7 +141,9 @@ class Membership:
             case Hello():
                 self._hello(peer, message, now)
             case Result() | Fault() | Leaving() | Fetched() if executor is None or executor.lane.epoch != message.epoch:
-                log.info("late message of an ended epoch dropped", kind=type(message).__name__, epoch=message.epoch)
+                if self._late.happens():
+                    kind = type(message).__name__
+                    log.info("late message of an ended epoch dropped", kind=kind, epoch=message.epoch)
             case Result() if executor is not None:
                 self._result(executor, message, now)
             case Fault() if executor is not None:
@@ -153,12 +161,12 @@ class Membership:
     def _refuse_protocol(self, peer: bytes, protocol: int) -> None:
         """Answer the Hello of an executor of another version, also one whose fields this version cannot read."""
         text = f"this scheduler speaks protocol {PROTOCOL_VERSION}, the executor {protocol}"
-        log.warning("executor refused", reason=text)
+        if self._foreign.happens():
+            log.warning("executor refused", reason=text, count=self._foreign.count)
         self._send(peer, encode(Refused(text, retry=False)))
 
     def _junk(self, peer: bytes, text: str, now: float) -> None:
-        self.num_junk += 1
-        if self.num_junk <= 20 or self.num_junk % 1000 == 0:
+        if self._junk_seen.happens():
             log.warning("junk on the executors' socket dropped", error=text, count=self.num_junk)
         executor = self._by_peer.get(peer)
         if executor is not None:

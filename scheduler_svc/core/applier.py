@@ -85,6 +85,21 @@ def _check(lane: Lane, slots: NDArray[np.int64], lengths: NDArray[np.int32], res
         raise LaneError("a row went on past its length limit")
     if num_finished and np.count_nonzero(~full & (result.finish == FinishCode.LENGTH)):
         raise LaneError("a row ended before its length limit")
+    if num_finished:
+        _check_last_tokens(lane, slots, result)
+
+
+def _check_last_tokens(lane: Lane, slots: NDArray[np.int64], result: Result) -> None:
+    """Who ended over a token must have one that ends: else an answer would be cut, and nobody would see it."""
+    for row in result.finish.nonzero()[0].tolist():
+        sequence = lane.occupant[slots[row]]
+        assert sequence is not None
+        token, params = int(result.tokens[row]), sequence.params
+        match result.finish[row]:
+            case FinishCode.EOS if params.ignore_eos or token not in lane.model.eos_ids:
+                raise LaneError("a row ended by EOS with a token that is none")
+            case FinishCode.STOP_TOKEN if token not in params.stop_token_ids:
+                raise LaneError("a row ended by a stop token with another one")
 
 
 def _advance_prefills(lane: Lane, flight: InFlight, ends: list[Sequence]) -> None:

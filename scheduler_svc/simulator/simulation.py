@@ -61,7 +61,7 @@ class Simulation:
         self._scheduler = make_scheduler(config)
         weights = [config.tenant_weights.get(tenant_name(k), 1.0) for k in range(workload.num_tenants)]
         self.recording = Recording(workload, np.array(weights), config.output_token_weight)
-        card = ModelCard(MODEL, bytes(16), VOCABULARY, workload.longest, (), "virtual")
+        card = ModelCard(MODEL, bytes(16), VOCABULARY, workload.longest, (0,), "virtual")
         limits = Limits(setup.block_size, setup.blocks, setup.host_blocks, setup.seats, setup.token_limit)
         self._executors = []
         for i in range(setup.lanes):

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from common.logs import Seldom
+
 PROGRAM = """
 import logging, sys, structlog
 from common.logs import configure_logs
@@ -99,3 +101,9 @@ log.info("two")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["two"]
+
+
+def test_what_peers_cause_at_will_is_written_seldom() -> None:
+    seldom = Seldom(first=3, then=10)
+    assert [i for i in range(1, 41) if seldom.happens()] == [1, 2, 3, 10, 20, 30, 40]
+    assert seldom.count == 40

@@ -9,7 +9,7 @@ import numpy as np
 from common.wire import FinishCode, Result
 from scheduler_svc.core import Lane
 
-SPOILS = ["stale", "early", "short", "long", "token", "negative", "code", "on", "off"]
+SPOILS = ["stale", "early", "short", "long", "token", "negative", "code", "on", "off", "eos", "stop"]
 
 
 def spoil(lane: Lane, result: Result, kind: str) -> Result | None:
@@ -35,6 +35,10 @@ def spoil(lane: Lane, result: Result, kind: str) -> Result | None:
             return replace(result, finish=finish)
         case "off" if FinishCode.CONTINUE in finish:
             finish[finish == FinishCode.CONTINUE] = FinishCode.LENGTH
+            return replace(result, finish=finish)
+        case "eos" | "stop" if FinishCode.CONTINUE in finish:
+            row = finish.tolist().index(FinishCode.CONTINUE)
+            finish[row] = FinishCode.EOS if kind == "eos" else FinishCode.STOP_TOKEN
             return replace(result, finish=finish)
     return None
 
