@@ -89,7 +89,7 @@ class FrontendHello(Message):
     name: Annotated[str, NAME]
 
 
-@message(kind=-8)
+@message(kind=-11)
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyLimits(Message):
     """What the API key of a request may use. 0: as much as there is."""

@@ -46,7 +46,7 @@ class World:
         monkeypatch.setattr(live_batch, "MIN_BACKOFF_S", 0.01)
 
     async def _answer_request(
-        self, _frontend: object, _endpoint: str, body: Fields, _request_id: str, _tenant: str, _left_s: float
+        self, _frontend: object, _record: BatchRecord, body: Fields, _request_id: str, _left_s: float
     ) -> dict[str, Any]:
         prompt = str(body.raw("prompt"))
         self.calls.append(prompt)

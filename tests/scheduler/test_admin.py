@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from common.wire import (
     Action,
     Command,
     Drain,
-    Hello,
     Leaving,
     Message,
     Outcome,
@@ -241,7 +241,7 @@ def test_the_frontends_are_told_when_what_is_served_changes(rig: AdminRig) -> No
 
 def test_a_spare_shows_and_takes_over(rig: AdminRig) -> None:
     rig.attach()
-    rig.receive(b"q", Hello(*_fields(hello("two", incarnation=b"j")), spare=True))
+    rig.receive(b"q", replace(hello("two", incarnation=b"j"), spare=True))
     assert (rig.state("one"), rig.state("two")) == ("attached", "spare")
     series = gather(rig.scheduler, rig.membership, stopping=False).gauges
     assert series['gilir_executor_state{model_name="m",engine="two",state="spare"}'] == 1
@@ -253,10 +253,6 @@ def test_a_spare_shows_and_takes_over(rig: AdminRig) -> None:
     assert rig.streamed(stream) == [7]
     rig.ask("POST", "executors/one/resume")
     assert rig.state("two") == "spare"
-
-
-def _fields(message: Hello) -> list[Any]:
-    return [getattr(message, name) for name, _ in message.wire_fields if name != "spare"]
 
 
 # --- what is refused ---
