@@ -22,8 +22,11 @@ demo: $(STAMP)
 serve: $(STAMP)
 	@exec $(RUN) -m deploy.serve --port $(PORT) $(if $(MODEL),--model $(MODEL))
 
-test: $(STAMP) lint
-	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# Linting takes turns with the tests, which wait now and then: hence also one worker more than there are cores.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory lint > $(VENV)/lint.log 2>&1 & lint=$$!; \
+	$(RUN) -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$lint; linted=$$?; cat $(VENV)/lint.log; exit $$((tests || linted))
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.key_ring import CHECK_S, KeyRing
-from scheduler_svc.keys import ApiKey, KeyFileError, add_key, fingerprint_of, new_secret, read_keys, remove_key
+from scheduler_svc.keys import ANYBODY, ApiKey, KeyFileError, add_key, fingerprint_of, new_secret, read_keys, remove_key
 from scheduler_svc.keys.command import main
 
 HASH = "0" * 64
@@ -197,3 +197,14 @@ def test_a_ring_that_never_read_its_file_lets_nobody_in_until_it_can(tmp_path: P
 def test_without_keys_none_is_asked_for() -> None:
     assert not KeyRing(None, None).asked_for
     assert len({new_secret() for _ in range(100)}) == 100
+
+
+def test_what_goes_on_in_a_keys_name_finds_it_until_it_is_revoked(tmp_path: Path) -> None:
+    now, path = 0.0, tmp_path / "keys"
+    add_key(path, key("a", "a"))
+    ring = KeyRing(path, None, lambda: now)
+    assert ring.named("a") == key("a", "a") and ring.named("") is ANYBODY and ring.named("b") is None
+    remove_key(path, "a")
+    now += CHECK_S
+    assert ring.named("a") is None and ring.named("") is ANYBODY
+    assert KeyRing(None, None).named("a") is ANYBODY, "no keys are asked for any more"
