@@ -313,9 +313,13 @@ class Scheduler:
 
     def fetched(self, lane: Lane, ticket: int, now: float, *, done: bool, busy_s: float) -> None:
         """The lane's executor has the KV of a hand-over (`done`), or will not get it. Unknown tickets are passed by."""
-        transit = self.handovers.end(lane, ticket, done=done, busy_s=busy_s)
-        if transit is not None:
-            settle(transit, self.queues[lane.model.name], now, done=done)
+        transit, model = self.handovers.end(lane, ticket, done=done, busy_s=busy_s), lane.model.name
+        if transit is None:
+            return
+        settle(transit, self.queues[model], now, done=done)
+        if not done and not lane.admits:
+            self._end_too_large(model, now)  # Who was to go on here may be too large for those that take sequences.
+            self._hold_anew(model, now)
 
     def expire(self, now: float) -> float | None:
         """End what is over its time or has waited out the hold time, and count how long all wait.

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from common.wire import Fetch
+from common.wire import EndReason, Fetch
 from scheduler_svc.core import Lane, State, WaitReason
 from scheduler_svc.core.config import Batching, Handover
 from scheduler_svc.core.handover import AHEAD_S, ASSUMED_PREFILL_S, OVERHEAD_S
-from tests.core.world import Stream, World, whole
+from tests.core.world import Stream, World, reason, whole
 
 
 def begun(num_streams: int = 1, prompt: int = 10, *, iterations: int = 3, **changes: Any) -> tuple[World, Lane, Lane]:
@@ -153,6 +153,32 @@ def test_a_target_that_drains_passes_on_what_has_come() -> None:
     world.run()
     assert whole(*streams(world)) and world.lanes == [third]
     assert world.scheduler.counters.handovers_done == 2
+
+
+def test_who_does_not_come_to_a_closed_lane_and_fits_no_other_ends() -> None:
+    """It would stand at the head of the queue for ever: no lane that takes sequences could hold it."""
+    world, source, target = begun()
+    world.drain(source)
+    world.attach(blocks=4)
+    world.pause(target)
+    world.fetches.come(1, fail=True)
+    assert reason(*streams(world)) is EndReason.FAILED
+    world.run()
+    world.check_idle()
+
+
+def test_who_does_not_come_to_a_closed_lane_has_all_of_the_hold_time() -> None:
+    world, source, target = begun(hold_s=5.0)
+    world.drain(source)
+    world.pause(target)
+    world.now += 6.0
+    world.expire()
+    world.fetches.come(1, fail=True)
+    world.now += 4.0
+    world.expire()
+    world.resume(target)
+    world.run()
+    assert whole(*streams(world))
 
 
 def test_nobody_takes_the_seat_or_preempts_who_is_on_the_way() -> None:
