@@ -74,7 +74,7 @@ class Executor:
             return "spare"
         if not lane.stays:
             return "leaving"
-        return "draining" if lane.num_running else "paused"
+        return "paused" if lane.is_vacant else "draining"
 
 
 class Membership:

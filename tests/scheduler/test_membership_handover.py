@@ -16,9 +16,9 @@ SOURCE, TARGET = b"p", b"q"
 
 
 class HandoverRig(Rig):
-    """A stream has had its first token on one of two executors, which is leaving."""
+    """A stream has had its first token on one of two executors, which is leaving, or was drained by an operator."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, leaves: bool = True) -> None:
         super().__init__()
         self.scheduler.handovers._config = SchedulerConfig(handover=Handover.ALWAYS)
         point = TransferPoint("tcp://127.0.0.1:9", b"k" * 40, layout=b"l", block_bytes=64)
@@ -30,7 +30,10 @@ class HandoverRig(Rig):
             TARGET, replace(hello("target", incarnation=b"j"), transfer=replace(point, address="tcp://[::1]:8"))
         )
         self.target = max(self.scheduler.lanes)
-        self.receive(SOURCE, Leaving(self.source, "SIGTERM"))
+        if leaves:
+            self.receive(SOURCE, Leaving(self.source, "SIGTERM"))
+        else:
+            self.scheduler.pause(self.scheduler.lanes[self.source], 0.0)
         self.receive(SOURCE, result(plan, 7))
         self.membership.plan_idle_lanes(0.0)
 
@@ -66,6 +69,15 @@ def test_the_sequence_goes_on_with_its_kv_and_the_source_is_let_go(rig: Handover
     assert rig.last(Drain, SOURCE) == Drain(rig.source)
     rig.receive(TARGET, result(plan, 8))
     assert rig.streamed(rig.stream) == [7, 8]
+
+
+def test_an_executor_is_paused_when_nobody_reads_its_kv_any_more() -> None:
+    """An operator may stop one that is paused."""
+    rig = HandoverRig(leaves=False)
+    source = next(e for e in rig.membership.executors if e.name == "source")
+    assert source.lane.num_running == 0 and source.state == "draining"
+    rig.receive(TARGET, Fetched(rig.target, rig.fetch.ticket, True))
+    assert source.state == "paused"
 
 
 def test_after_a_failure_it_is_computed_anew(rig: HandoverRig) -> None:
