@@ -49,7 +49,7 @@ CATALOGUE: dict[str, Metric] = {
     "gilir_kv_blocks_cached": Metric("gauge", "KV blocks that hold only reusable prefixes."),
     "gilir_plan_bytes": Metric("gauge", "Size of the last plan on the wire, in bytes."),
     "gilir_token_budget": Metric("gauge", "Tokens that an iteration of the executor may hold."),
-    "gilir_seats": Metric("gauge", "Sequences that an executor may run at a time; 0 while it is draining."),
+    "gilir_seats": Metric("gauge", "Sequences that an executor may run at a time; 0 while it takes none."),
     "gilir_batch_lines": Metric("gauge", "Lines of batches: waiting or in flight, completed, failed, by state."),
     "gilir_waiting_seconds": Metric("counter", "Seconds that sequences have waited, by what they lacked."),
     "gilir_swapped_blocks": Metric("counter", "KV blocks moved between device and host memory, by direction."),

@@ -47,7 +47,7 @@ def _gauges(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         gauges[metric_key("gilir_kv_blocks_referenced", **labels)] = pool.num_referenced
         gauges[metric_key("gilir_kv_blocks_cached", **labels)] = pool.num_cached
         gauges[metric_key("gilir_token_budget", **labels)] = lane.token_budget
-        gauges[metric_key("gilir_seats", **labels)] = 0 if lane.draining else lane.seats
+        gauges[metric_key("gilir_seats", **labels)] = lane.seats if lane.admits else 0
         sizes = {"block_size": str(lane.block_size), "num_gpu_blocks": str(pool.num_blocks)}
         gauges[metric_key("vllm:cache_config_info", **sizes, **labels)] = 1
     for executor in membership.executors:

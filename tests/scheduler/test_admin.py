@@ -245,6 +245,7 @@ def test_a_spare_shows_and_takes_over(rig: AdminRig) -> None:
     assert (rig.state("one"), rig.state("two")) == ("attached", "spare")
     series = gather(rig.scheduler, rig.membership, stopping=False).gauges
     assert series['gilir_executor_state{model_name="m",engine="two",state="spare"}'] == 1
+    assert [series[f'gilir_seats{{model_name="m",engine="{name}"}}'] for name in ("one", "two")] == [8, 0]
     assert error(rig.ask("POST", "executors/two/resume"), 409)["code"] == "wrong_state"
     stream = rig.submit()
     rig.ask("POST", "executors/one/drain")
