@@ -157,15 +157,16 @@ class Exchange:
             fetching.close()
 
     def _begin_next(self) -> Fetching | None:
-        with self._lock:
-            if not self._queue:
-                return None
-            order = self._current = self._queue.popleft()
-        try:
-            return Fetching(order, self._store.block_bytes, self._transfer, self._context, _now())
-        except (zmq.ZMQError, ValueError) as error:
-            self._answer(order, f"cannot dial the source: {error}", 0.0)
-            return None
+        """The next one whose source can be dialled; None when there is none."""
+        while True:
+            with self._lock:
+                if not self._queue:
+                    return None
+                order = self._current = self._queue.popleft()
+            try:
+                return Fetching(order, self._store.block_bytes, self._transfer, self._context, _now())
+            except (zmq.ZMQError, ValueError) as error:
+                self._answer(order, f"cannot dial the source: {error}", 0.0)
 
     def _write(self, order: Fetch, blocks: list[int], data: bytes) -> str:
         """Returns why not, or nothing."""

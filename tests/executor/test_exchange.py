@@ -201,6 +201,19 @@ def test_an_address_that_cannot_be_dialled(source: End, target: End) -> None:
         assert target.answer().reason.startswith("cannot dial")
 
 
+def test_one_that_cannot_be_dialled_holds_up_no_other(source: End, target: End) -> None:
+    source.exchange.take(lend(7))
+    source.exchange.take(lend(8, secret=SECRET[::-1], ticket=3))
+    target.blocks.gate.clear()
+    target.exchange.take(fetch(source, 1))
+    target.exchange.take(fetch(source, 2, ticket=2, address="nonsense"))
+    target.exchange.take(fetch(source, 3, ticket=3, secret=SECRET[::-1]))
+    target.blocks.gate.set()
+    target.until(lambda: target.blocks.written == [1, 3])
+    target.until(lambda: len(target.exchange._answers) == 3)
+    assert [answer.done for answer in target.exchange.answers()] == [True, False, True]
+
+
 @pytest.mark.parametrize("blocks", [(), (-1,), (40,), (3, 3)])
 def test_orders_that_name_wrong_blocks_touch_nothing(source: End, target: End, blocks: tuple[int, ...]) -> None:
     target.exchange.take(fetch(source, *blocks))
