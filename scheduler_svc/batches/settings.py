@@ -16,3 +16,8 @@ class RunnerSettings(FrontendSettings):
 
     batch_max_in_flight: int = Field(16, ge=1, le=4096, description="sequences of batches that may run at a time")
     batch_model_wait_s: float = Field(600.0, ge=0, description="seconds that lines wait for a model that is not served")
+
+    @property
+    def binds(self) -> bool:
+        """It listens nowhere, whatever the environment that it shares with the scheduler says of a host."""
+        return False

@@ -45,11 +45,15 @@ class FrontendSettings(ServiceSettings):
     batch_database: str | None = Field(None, description="postgresql://… instead, for files and batches")
     batch_max_file_mb: int = Field(200, ge=1, le=2048, description="largest file that may be uploaded")
 
+    @property
+    def binds(self) -> bool:
+        """Whether it binds a socket of its own; an inherited one was judged by who bound it."""
+        return self.fd is None
+
     @model_validator(mode="after")
     def _no_open_door(self) -> FrontendSettings:
         keys = self.api_keys is not None or self.api_key is not None
-        # An inherited socket was judged by who bound it.
-        if self.fd is None and not (keys or self.allow_no_api_keys or is_loopback(self.host)):
+        if self.binds and not (keys or self.allow_no_api_keys or is_loopback(self.host)):
             raise ValueError(f"{self.host} is open to the network: give api-keys or api-key, or allow-no-api-keys")
         if self.max_bodies_mb < self.max_body_mb:
             raise ValueError("max-bodies-mb must be at least max-body-mb")

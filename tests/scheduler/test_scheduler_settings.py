@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.__main__ import main
+from scheduler_svc.batches.settings import RunnerSettings
+from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.settings import SchedulerSettings
 
 KEY = "gk-hush-hush"
@@ -79,3 +81,11 @@ def test_a_key_file_that_cannot_be_used_ends_the_start(
         assert main() == 1
         err = capsys.readouterr().err
         assert err.startswith(f"error: {path}") and told in err and KEY not in err and err.count("\n") == 1
+
+
+def test_the_batch_runner_opens_no_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shares the scheduler's environment, not its flags: `--allow-no-api-keys` may be one."""
+    monkeypatch.setenv("GILIR_HOST", "0.0.0.0")
+    assert RunnerSettings.from_command_line(["--core", "ipc://none"]).host == "0.0.0.0"
+    with pytest.raises(SystemExit):
+        FrontendSettings.from_command_line(["--core", "ipc://none"])
