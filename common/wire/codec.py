@@ -32,6 +32,7 @@ SMALL_MESSAGE_BYTES = 8192
 """A message of this size is parsed at once: its headers cannot announce more than some megabytes."""
 
 _kinds: dict[int, type[Message]] = {}
+_parts: dict[int, type[Message]] = {}
 
 
 class Message:
@@ -75,7 +76,7 @@ def message(kind: int) -> Callable[[type[M]], type[M]]:
         cls.wire_values = staticmethod(
             attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, *names),)
         )
-        if kind > 0 and _kinds.setdefault(kind, cls) is not cls:
+        if (_kinds if kind > 0 else _parts).setdefault(kind, cls) is not cls:
             raise TypeError(f"message kind {kind} declared twice")
         return cls
 
