@@ -171,7 +171,7 @@ async def _parts(request: Request) -> AsyncIterator[bytes]:
             raise ClientGone from None
         except TimeoutError:
             text = f"nothing came of the body for {patience_s:g} s"
-            raise ApiError(408, text, code="request_timeout", headers={"connection": "close"}) from None
+            raise ApiError(408, text, code="client_timeout", headers={"connection": "close"}) from None
 
 
 def _checked(form: UploadForm, file: FileRecord) -> FileRecord:
