@@ -30,7 +30,7 @@ async def answer_request(
     limit = TimeLimit(min(left_s, MAX_TIMEOUT_S))
     frontend.admit()
     key = frontend.keys.named(record.key_id)
-    if key is None:
+    if key is None or key.tenant not in ("", record.tenant):  # revoked, or its id was given to another tenant's
         raise ApiError(401, "The API key that made the batch is not valid any more.", code="invalid_api_key")
     generation = frontend.link.generation(key)
     try:

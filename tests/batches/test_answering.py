@@ -51,3 +51,9 @@ def test_lines_of_a_revoked_key_fail_and_say_so() -> None:
     with pytest.raises(ApiError) as caught:
         _run(lambda _key_id: None)
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+
+
+def test_another_tenant_s_key_of_the_same_id_is_not_the_one_that_made_the_batch() -> None:
+    with pytest.raises(ApiError) as caught:
+        _run(lambda key_id: ApiKey(id=key_id, tenant="other", sha256="0" * 64))
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
