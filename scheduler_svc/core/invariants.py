@@ -22,6 +22,9 @@ def check_books(scheduler: Scheduler) -> None:
     running = [s for lane in scheduler.lanes.values() for s in lane.running()]
     assert all(s.state is State.WAITING and s.lane is None for s in waiting)
     assert len({id(s) for s in waiting + running}) == len(waiting) + len(running), "a sequence in two places"
+    for model, queue in scheduler.queues.items():
+        if any(lane.admits for lane in scheduler.lanes_of(model)):
+            assert all(s.max_length - 1 <= scheduler.kv_capacity[model] for s in queue), "too large for every lane"
     live = {id(s) for s in scheduler.live.values()}
     fenced = {id(s) for s in running if s.aborted}
     assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"
