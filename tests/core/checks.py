@@ -83,7 +83,7 @@ def check_reasons(world: World) -> None:
             assert (reason is WaitReason.NO_EXECUTOR) == (not lanes)
             assert bool(leaving) or (reason is WaitReason.PAUSED) == (bool(lanes) and not admitting)
         if waiting and admitting:
-            at_work = any(lane.epoch in world.out or lane.arriving for lane in admitting + leaving)
+            at_work = any(lane.epoch in world.out or lane.arriving or lane.lent for lane in admitting + leaving)
             assert at_work, "somebody waits and no lane is at work"
 
 
@@ -101,7 +101,7 @@ def check_full(world: World, lane: Lane, plan: Plan | None, *, preempted: bool) 
     excused = [_is_excused(world, lane, sequence) for sequence in waiting]
     if all(excused) or excused.index(False) >= WINDOW:
         return
-    assert plan is not None or lane.arriving, "a lane is idle and somebody could run"
+    assert plan is not None or lane.arriving or lane.lent, "a lane is idle and somebody could run"
     head = waiting[excused.index(False)]
     why = world.scheduler.why(head)
     if preempted and world.scheduler.why(world.waiting(lane.model.name)[0]) is WaitReason.KV_BLOCKS:
