@@ -49,10 +49,13 @@ class Fetches:
                 case Recall() if order.epoch in world.scheduler.lanes:
                     self.pending[order.ticket].recalled = True
         if orders:
-            # Seats and blocks of a hand-over come and go while iterations are in flight.
-            for epoch, outing in world.out.items():
-                lane = world.scheduler.lanes[epoch]
-                outing.available_blocks, outing.free_slots = lane.pool.num_available, list(lane.free_slots)
+            self._note_room()
+
+    def _note_room(self) -> None:
+        """Seats and blocks of a hand-over come and go while iterations are in flight."""
+        for epoch, outing in self._world.out.items():
+            lane = self._world.scheduler.lanes[epoch]
+            outing.available_blocks, outing.free_slots = lane.pool.num_available, list(lane.free_slots)
 
     def come(self, ticket: int, count: int = 1000, *, fail: bool = False) -> None:
         """So many more blocks come. The target answers when it has all, or at once that it failed."""
@@ -76,6 +79,7 @@ class Fetches:
         if done:
             target.fetched |= set(blocks)
         world.scheduler.fetched(lane, ticket, world.now, done=done, busy_s=0.001)
+        self._note_room()
         world.read_outbox(None)
 
     def finish(self) -> None:
