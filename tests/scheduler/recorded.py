@@ -148,6 +148,7 @@ def submit_any(world: RecordedWorld, draw: random.Random) -> None:
         salt=draw.choice([b"", b"s"]),
         retention=draw.choice(list(Retention)),
         deadline_ms=draw.choice([0, 500, 3000]),
+        timeout_ms=draw.choice([0, 0, 0, 0, 0, 0, 0, 3000]),
         temperature=draw.choice([0.0, 1.0]),
         logprobs=draw.choice([-1, 1]),
         stop_token_ids=draw.choice([[], [7, 30]]),
