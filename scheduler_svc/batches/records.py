@@ -6,7 +6,7 @@ import secrets
 import time
 from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
@@ -109,10 +109,6 @@ class BatchRecord:
     completion_tokens: int = 0
     key_id: str = ""
     """The API key that its lines run under; empty where none was asked for."""
-
-    @classmethod
-    def from_row(cls, row: tuple[Any, ...]) -> Self:
-        return cls(*row)
 
     def row(self) -> tuple[Any, ...]:
         return astuple(self)
