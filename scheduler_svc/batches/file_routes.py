@@ -22,8 +22,10 @@ from scheduler_svc.frontend.frontend import frontend_of
 router = APIRouter()
 
 MAX_FILES = 10_000
-_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+ORDERS = ("asc", "desc")
+ID_PATTERN = r"[A-Za-z0-9_-]{1,100}"
 """Ids of files and batches; nothing else is looked up."""
+_ID = re.compile(ID_PATTERN)
 
 
 @router.post("/v1/files")
@@ -37,7 +39,7 @@ async def upload_file(request: Request) -> Response:
 @router.get("/v1/files")
 async def list_files(request: Request) -> Response:
     order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
+    if order not in ORDERS:
         raise invalid("order", "order: must be asc or desc")
     part = read_page(request, MAX_FILES, MAX_FILES, ascending=order == "asc")
     purpose = request.query_params.get("purpose", "").replace("\0", "")

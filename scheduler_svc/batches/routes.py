@@ -15,10 +15,11 @@ from scheduler_svc.batches.file_routes import answer, checked_id, find_file, lis
 from scheduler_svc.batches.input import ENDPOINTS
 from scheduler_svc.batches.records import BatchRecord, Status, new_id
 from scheduler_svc.batches.store import CannotCancel, Store
-from scheduler_svc.batches.upload import read_expiry
+from scheduler_svc.batches.upload import PURPOSE, read_expiry
 from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.body import parse_fields, read_body
 from scheduler_svc.frontend.errors import ApiError, invalid
+from scheduler_svc.frontend.field_kinds import Text
 from scheduler_svc.frontend.fields import Fields, show
 from scheduler_svc.frontend.frontend import frontend_of
 
@@ -27,7 +28,10 @@ router = APIRouter()
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 MAX_WINDOW_S = 30 * 86_400
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
-_WINDOW = re.compile(r"([1-9][0-9]{0,6})([mhd])", re.ASCII)
+ENDPOINT = Text("endpoint", None, 100)
+INPUT_FILE_ID = Text("input_file_id", None, 100)
+WINDOW = Text("completion_window", None, 32, pattern=r"([1-9][0-9]{0,6})([mhd])")
+_WINDOW = re.compile(WINDOW.pattern or "")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 
 
@@ -40,19 +44,19 @@ async def create_batch(request: Request) -> Response:
         fields = parse_fields(
             await read_body(request, held, frontend.settings.max_body_bytes, frontend.settings.stalled_client_s)
         )
-    endpoint = fields.text("endpoint", None, 100)
+    endpoint = ENDPOINT.read(fields)
     if endpoint not in ENDPOINTS:
         raise invalid("endpoint", f"endpoint: must be one of {', '.join(ENDPOINTS)}, got {show(endpoint)}")
     window, window_s = _read_window(fields)
     metadata = _read_metadata(fields)
     expiry = Fields(fields.object("output_expires_after", {}), "output_expires_after")
     expires_s = read_expiry(expiry.raw("anchor"), expiry.raw("seconds"), "output_expires_after")
-    file_id = fields.text("input_file_id", None, 100)
+    file_id = INPUT_FILE_ID.read(fields)
     if file_id is None:
         raise invalid("input_file_id", "input_file_id: is required")
     file = await find_file(request, file_id)
-    if file.purpose != "batch":
-        raise invalid("input_file_id", "input_file_id: the file's purpose must be batch")
+    if file.purpose != PURPOSE:
+        raise invalid("input_file_id", f"input_file_id: the file's purpose must be {PURPOSE}")
     now = int(time.time())
     batch = BatchRecord(
         id=new_id("batch_"),
@@ -109,7 +113,7 @@ def _no_batch(batch_id: str) -> ApiError:
 
 def _read_window(fields: Fields) -> tuple[str, int]:
     """`completion_window` and its seconds."""
-    text = fields.text("completion_window", None, 32)
+    text = WINDOW.read(fields)
     if text is None:
         raise invalid("completion_window", "completion_window: is required, as in 24h")
     found = _WINDOW.fullmatch(text)

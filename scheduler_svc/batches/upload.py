@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,9 @@ MAX_FORM_BYTES = 64 << 10
 MAX_FILENAME = 512
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 """OpenAI's bounds of `expires_after[seconds]`."""
+ANCHOR = "created_at"
+PURPOSE = "batch"
+_COUNT = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(slots=True)
@@ -129,7 +133,7 @@ async def receive_file(request: Request, max_bytes: int) -> FileRecord:
     if announced.isdecimal() and int(announced) > max_bytes + MAX_FORM_BYTES:
         raise file_too_large(max_bytes)
     now = int(time.time())
-    file = FileRecord(new_id("file-"), tenant_of(request), "", "batch", 0, now, is_complete=0)
+    file = FileRecord(new_id("file-"), tenant_of(request), "", PURPOSE, 0, now, is_complete=0)
     await ask(request, lambda store: store.files.begin(file))
     try:
         await _receive(request, form, file.id)
@@ -179,25 +183,25 @@ def _checked(form: UploadForm, file: FileRecord) -> FileRecord:
     purpose = form.fields.get("purpose")
     if purpose is None:
         raise invalid("purpose", "purpose: is required")
-    if purpose != "batch":
-        raise invalid("purpose", "purpose: only batch is supported", "unsupported_parameter")
+    if purpose != PURPOSE:
+        raise invalid("purpose", f"purpose: only {PURPOSE} is supported", "unsupported_parameter")
     if form.filename is None:
         raise invalid("file", "file: is required")
     if not form.size:
         raise invalid("file", "file: is empty", "empty_file")
-    seconds = read_expiry(form.fields.get("expires_after[anchor]"), form.fields.get("expires_after[seconds]"))
+    text = form.fields.get("expires_after[seconds]")
+    wanted = int(text) if text is not None and _COUNT.fullmatch(text) else text
+    seconds = read_expiry(form.fields.get("expires_after[anchor]"), wanted)
     expires_at = None if seconds is None else file.created_at + seconds
     return replace(file, filename=form.filename, bytes=form.size, expires_at=expires_at)
 
 
 def read_expiry(anchor: object, seconds: object, name: str = "expires_after") -> int | None:
-    """Seconds from creation after which a file is deleted, from a form's text or from JSON. Raises `ApiError` 400."""
+    """Seconds from creation after which a file is deleted. Raises `ApiError` 400."""
     if anchor is None and seconds is None:
         return None
-    if anchor != "created_at":
-        raise invalid(f"{name}[anchor]", f"{name}[anchor]: must be created_at")
-    if isinstance(seconds, str) and seconds.isdecimal() and len(seconds) < 10:
-        seconds = int(seconds)
+    if anchor != ANCHOR:
+        raise invalid(f"{name}[anchor]", f"{name}[anchor]: must be {ANCHOR}")
     if type(seconds) is not int or not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
         raise invalid(f"{name}[seconds]", f"{name}[seconds]: must be in [{MIN_EXPIRY_S}, {MAX_EXPIRY_S}]")
     return seconds

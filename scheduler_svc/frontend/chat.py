@@ -10,10 +10,11 @@ from starlette.responses import Response
 
 from scheduler_svc.frontend.call import Task
 from scheduler_svc.frontend.errors import invalid
+from scheduler_svc.frontend.field_kinds import Boolean, Integer
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.logprobs import LogprobWriter
-from scheduler_svc.frontend.parameters import MAX_LOGPROBS, log_unknown, read_parameters
+from scheduler_svc.frontend.parameters import MAX_LOGPROBS, MODEL, log_unknown, read_parameters
 from scheduler_svc.frontend.prompts import read_chat_prompt
 from scheduler_svc.frontend.serving import check_streams, serve
 from scheduler_svc.frontend.shapes import ChatShape
@@ -21,6 +22,10 @@ from scheduler_svc.frontend.streams import Generation
 from scheduler_svc.frontend.unsupported import CHAT, refuse_unsupported
 
 router = APIRouter()
+
+LOGPROBS = Boolean("logprobs", False)
+TOP_LOGPROBS = Integer("top_logprobs", None, 0, MAX_LOGPROBS)
+MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens")
 
 
 @router.post("/v1/chat/completions")
@@ -32,11 +37,11 @@ async def create_chat_completion(request: Request) -> Response:
 async def prepare(frontend: Frontend, fields: Fields, generation: Generation, request_id: str) -> Task:
     """Check a request, render its messages and tokenize them."""
     refuse_unsupported(fields, CHAT)
-    model = frontend.models.find(fields.text("model", None, 1 << 20), generation.key)
-    parameters = read_parameters(fields, model, max_tokens_names=("max_completion_tokens", "max_tokens"))
+    model = frontend.models.find(MODEL.read(fields), generation.key)
+    parameters = read_parameters(fields, model, max_tokens_names=MAX_TOKENS_NAMES)
     check_streams(parameters, 1, frontend.settings.max_streams_per_request)
-    wanted = fields.boolean("logprobs", False)
-    top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
+    wanted = LOGPROBS.read(fields)
+    top = TOP_LOGPROBS.read(fields)
     if top is not None and top > 0 and not wanted:
         raise invalid("top_logprobs", "top_logprobs: is only allowed with logprobs=true")
     if wanted:

@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.call import Task
+from scheduler_svc.frontend.field_kinds import Boolean, Integer
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.logprobs import LogprobWriter
-from scheduler_svc.frontend.parameters import MAX_LOGPROBS, log_unknown, read_parameters
+from scheduler_svc.frontend.parameters import MAX_LOGPROBS, MODEL, log_unknown, read_parameters
 from scheduler_svc.frontend.prompts import read_completion_prompts
 from scheduler_svc.frontend.serving import check_streams, serve
 from scheduler_svc.frontend.shapes import CompletionShape
@@ -22,6 +23,9 @@ from scheduler_svc.frontend.unsupported import COMPLETIONS, refuse_best_of, refu
 router = APIRouter()
 
 DEFAULT_MAX_TOKENS = 16
+LOGPROBS = Integer("logprobs", None, 0, MAX_LOGPROBS)
+ECHO = Boolean("echo", False)
+MAX_TOKENS_NAMES = ("max_tokens",)
 
 
 @router.post("/v1/completions")
@@ -33,11 +37,11 @@ async def create_completion(request: Request) -> Response:
 async def prepare(frontend: Frontend, fields: Fields, generation: Generation, request_id: str) -> Task:
     """Check a request and tokenize its prompts."""
     refuse_unsupported(fields, COMPLETIONS)
-    model = frontend.models.find(fields.text("model", None, 1 << 20), generation.key)
-    parameters = read_parameters(fields, model, max_tokens_names=("max_tokens",))
+    model = frontend.models.find(MODEL.read(fields), generation.key)
+    parameters = read_parameters(fields, model, max_tokens_names=MAX_TOKENS_NAMES)
     refuse_best_of(fields, parameters.n)
-    top = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
-    echo = fields.boolean("echo", False)
+    top = LOGPROBS.read(fields)
+    echo = ECHO.read(fields)
     raw = fields.raw("prompt")
     if type(raw) is list and raw and type(raw[0]) in (str, list):
         check_streams(parameters, len(raw), frontend.settings.max_streams_per_request)

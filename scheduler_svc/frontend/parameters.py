@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import structlog
 
 from common.wire import SamplingParams
 from scheduler_svc.frontend.errors import invalid
+from scheduler_svc.frontend.field_kinds import Boolean, Integer, Number, Text
 from scheduler_svc.frontend.fields import Fields, show
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.scheduling import Scheduling, read_scheduling
@@ -24,8 +26,32 @@ MAX_STOP_CHARACTERS = 4096
 MAX_STOP_TOKENS = 4096
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 24
+
+MODEL = Text("model", None, 1 << 20)
+N = Integer("n", 1, 1, 128)
+TEMPERATURE = Number("temperature", 1.0, 0, 2)
+TOP_P = Number("top_p", 1.0, 0, 1, above=True)
+TOP_K = Integer("top_k", 0, -1, MAX_TOKENS)
+MIN_P = Number("min_p", 0.0, 0, 1)
+REPETITION_PENALTY = Number("repetition_penalty", 1.0, 0, 10, above=True)
+PRESENCE_PENALTY = Number("presence_penalty", 0.0, -2, 2)
+FREQUENCY_PENALTY = Number("frequency_penalty", 0.0, -2, 2)
+SEED = Integer("seed", -1, -(1 << 63), (1 << 64) - 1)
+MIN_TOKENS = Integer("min_tokens", 0, 0, MAX_TOKENS)
+IGNORE_EOS = Boolean("ignore_eos", False)
+STREAM = Boolean("stream", False)
+INCLUDE_STOP = Boolean("include_stop_str_in_output", False)
+SKIP_SPECIAL_TOKENS = Boolean("skip_special_tokens", True)
+ADD_SPECIAL_TOKENS = Boolean("add_special_tokens", None)
+REQUEST_ID = Text("request_id", None, 200, pattern=r"[\x21-\x7e]{1,200}")
+INCLUDE_USAGE = Boolean("include_usage", False)
+CONTINUOUS_USAGE = Boolean("continuous_usage_stats", False)
+BIAS = Number("logit_bias", 0.0, -100, 100)
+"""Each of its values."""
+BIAS_KEY = r"0|[1-9][0-9]{0,11}"
 IGNORED = ("metadata", "service_tier", "safety_identifier", "prompt_cache_key")
 """Known fields that need no answer here. `prompt_cache_key` is a hint for routers; prefixes are found by content."""
+_BIAS_KEY = re.compile(BIAS_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +116,31 @@ def read_parameters(fields: Fields, model: ServedModel, *, max_tokens_names: tup
     """Read all but the prompt and the logprobs. Of `max_tokens_names` the first that is given counts."""
     max_tokens, max_tokens_name = None, max_tokens_names[0]
     for name in reversed(max_tokens_names):
-        given = fields.integer(name, None, 1, MAX_TOKENS)
+        given = max_tokens_field(name).read(fields)
         if given is not None:
             max_tokens, max_tokens_name = given, name
-    stream = fields.boolean("stream", False)
+    stream = STREAM.read(fields)
     for name in IGNORED:
         fields.raw(name)
     return Parameters(
-        n=fields.integer("n", 1, 1, 128),
+        n=N.read(fields),
         sampling=_read_sampling(fields, model),
         max_tokens=max_tokens,
         max_tokens_name=max_tokens_name,
         stop=_read_stop(fields),
-        include_stop=fields.boolean("include_stop_str_in_output", False),
-        skip_special_tokens=fields.boolean("skip_special_tokens", True),
+        include_stop=INCLUDE_STOP.read(fields),
+        skip_special_tokens=SKIP_SPECIAL_TOKENS.read(fields),
         stream=stream,
         stream_options=_read_stream_options(fields, stream),
         scheduling=read_scheduling(fields),
-        request_id=fields.text("request_id", None, 200),
-        add_special_tokens=fields.boolean("add_special_tokens", None),
+        request_id=REQUEST_ID.read(fields),
+        add_special_tokens=ADD_SPECIAL_TOKENS.read(fields),
     )
+
+
+def max_tokens_field(name: str) -> Integer[None]:
+    """The field of this name that says how long the answer may be."""
+    return Integer(name, None, 1, MAX_TOKENS)
 
 
 def log_unknown(fields: Fields) -> None:
@@ -125,16 +156,18 @@ def _read_sampling(fields: Fields, model: ServedModel) -> SamplingParams:
     bias_ids, bias_values = _read_bias(fields, vocab_size)
     return SamplingParams(
         max_tokens=0,
-        temperature=fields.number("temperature", own.get("temperature", 1.0), 0, 2),
-        top_p=fields.number("top_p", own.get("top_p", 1.0), 0, 1, above=True),
-        top_k=min(vocab_size, max(0, fields.integer("top_k", int(own.get("top_k", 0)), -1, MAX_TOKENS))),
-        min_p=fields.number("min_p", own.get("min_p", 0.0), 0, 1),
+        temperature=TEMPERATURE.read_or(fields, own.get("temperature", TEMPERATURE.default)),
+        top_p=TOP_P.read_or(fields, own.get("top_p", TOP_P.default)),
+        top_k=min(vocab_size, max(0, TOP_K.read_or(fields, int(own.get("top_k", TOP_K.default))))),
+        min_p=MIN_P.read_or(fields, own.get("min_p", MIN_P.default)),
         seed=_read_seed(fields),
-        presence_penalty=fields.number("presence_penalty", 0.0, -2, 2),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -2, 2),
-        repetition_penalty=fields.number("repetition_penalty", own.get("repetition_penalty", 1.0), 0, 10, above=True),
-        min_tokens=fields.integer("min_tokens", 0, 0, MAX_TOKENS),
-        ignore_eos=fields.boolean("ignore_eos", False),
+        presence_penalty=PRESENCE_PENALTY.read(fields),
+        frequency_penalty=FREQUENCY_PENALTY.read(fields),
+        repetition_penalty=REPETITION_PENALTY.read_or(
+            fields, own.get("repetition_penalty", REPETITION_PENALTY.default)
+        ),
+        min_tokens=MIN_TOKENS.read(fields),
+        ignore_eos=IGNORE_EOS.read(fields),
         stop_token_ids=token_ids(fields.array("stop_token_ids", [], MAX_STOP_TOKENS), vocab_size, "stop_token_ids"),
         bias_ids=bias_ids,
         bias_values=bias_values,
@@ -143,8 +176,8 @@ def _read_sampling(fields: Fields, model: ServedModel) -> SamplingParams:
 
 def _read_seed(fields: Fields) -> int:
     """Negative seeds count from 2**64 down; -1, as elsewhere, and no seed at all mean a random one."""
-    seed = fields.integer("seed", -1, -(1 << 63), (1 << 64) - 1)
-    return random.getrandbits(64) if seed == -1 else seed % (1 << 64)
+    seed = SEED.read(fields)
+    return random.getrandbits(64) if seed == SEED.default else seed % (1 << 64)
 
 
 def token_ids(values: list[Any], vocab_size: int, path: str) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -164,10 +197,10 @@ def _read_bias(fields: Fields, vocab_size: int) -> tuple[np.ndarray[Any, Any], n
         raise invalid("logit_bias", "logit_bias: has more entries than the vocabulary")
     ids, values = [], []
     for key, value in bias.items():
-        if not (key.isascii() and key.isdigit() and str(int(key[:12])) == key):
+        if not _BIAS_KEY.fullmatch(key):
             raise invalid("logit_bias", f"logit_bias: keys must be token ids, got {show(key)}")
         ids.append(int(key))
-        values.append(Fields.check_number("logit_bias", value, -100, 100))
+        values.append(Fields.check_number(BIAS.name, value, BIAS.low, BIAS.high))
     return token_ids(ids, vocab_size, "logit_bias"), np.array(values, np.float32)
 
 
@@ -192,5 +225,5 @@ def _read_stream_options(fields: Fields, stream: bool) -> StreamOptions:
     if not stream:
         raise invalid("stream_options", "stream_options: is only allowed with stream=true")
     inner = Fields(options, "stream_options")
-    usage = inner.boolean("include_usage", False)
-    return StreamOptions(usage=usage, continuous=usage and inner.boolean("continuous_usage_stats", False))
+    usage, continuous = INCLUDE_USAGE.read(inner), CONTINUOUS_USAGE.read(inner)
+    return StreamOptions(usage=usage, continuous=usage and continuous)

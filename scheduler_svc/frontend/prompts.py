@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scheduler_svc.frontend.chat_template import RESERVED
 from scheduler_svc.frontend.errors import ApiError, invalid
+from scheduler_svc.frontend.field_kinds import Boolean
 from scheduler_svc.frontend.fields import Fields, show
 from scheduler_svc.frontend.messages import read_messages
 from scheduler_svc.frontend.models import ServedModel
@@ -21,6 +22,8 @@ from scheduler_svc.frontend.streams import Generation
 from scheduler_svc.frontend.tokenizer import TooManyTokens
 
 T = TypeVar("T")
+CONTINUE_FINAL_MESSAGE = Boolean("continue_final_message", False)
+ADD_GENERATION_PROMPT = Boolean("add_generation_prompt", None)
 INLINE_CHARACTERS = 4096
 """Texts up to this length are tokenized at once, about 3 ms; longer ones in a thread."""
 INLINE_BYTES = 16_384
@@ -88,8 +91,8 @@ async def read_chat_prompt(
 
 def read_rendering(fields: Fields, model: ServedModel) -> Callable[[], str]:
     """Check the messages and all that bears on the template. Returns what renders them."""
-    open_end = fields.boolean("continue_final_message", False)
-    add_generation_prompt = fields.boolean("add_generation_prompt", not open_end)
+    open_end = CONTINUE_FINAL_MESSAGE.read(fields)
+    add_generation_prompt = ADD_GENERATION_PROMPT.read_or(fields, not open_end)
     if open_end and add_generation_prompt:
         raise invalid("continue_final_message", "continue_final_message: excludes add_generation_prompt")
     variables = fields.object("chat_template_kwargs", {})

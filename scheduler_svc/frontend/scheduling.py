@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from common.wire import Retention
 from scheduler_svc.frontend.errors import invalid, timed_out
+from scheduler_svc.frontend.field_kinds import Integer, Text
 from scheduler_svc.frontend.fields import Fields, show
 from scheduler_svc.keys import ApiKey
 
@@ -21,8 +22,12 @@ MAX_TENANT = 256
 MAX_SALT = 4096
 BATCH_PRIORITY = (1 << 31) - 1
 """The lowest class there is: lines of batches have it, and no request can name it."""
-MAX_DEADLINE_MS = (1 << 31) - 1
 MAX_TIMEOUT_S = 1e6
+PRIORITY = Integer("priority", 0, -(1 << 31), BATCH_PRIORITY - 1)
+USER = Text("user", "", MAX_TENANT)
+DEADLINE_MS = Integer("deadline_ms", 0, 1, (1 << 31) - 1)
+SALT = Text("cache_salt", None, MAX_SALT)
+RETENTION = Text("prompt_cache_retention", "in_memory", 64)
 RETENTIONS = {
     "in_memory": Retention.NORMAL,
     "in-memory": Retention.NORMAL,
@@ -30,7 +35,8 @@ RETENTIONS = {
     "none": Retention.DROP,
 }
 """`prompt_cache_retention`: OpenAI's values in both of its spellings, and our own `none`."""
-_TENANT = re.compile(rf"[\x21-\x7e]{{1,{MAX_TENANT}}}")
+TENANT_PATTERN = rf"[\x21-\x7e]{{1,{MAX_TENANT}}}"
+_TENANT = re.compile(TENANT_PATTERN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,11 @@ class Scheduling:
 def read_scheduling(fields: Fields) -> Scheduling:
     """Read them from a body. Raises `ApiError` 400."""
     return Scheduling(
-        priority=fields.integer("priority", 0, -(1 << 31), BATCH_PRIORITY - 1),
-        tenant=fields.text("user", "", MAX_TENANT),
+        priority=PRIORITY.read(fields),
+        tenant=USER.read(fields),
         salt=_read_salt(fields),
         retention=_read_retention(fields),
-        deadline_ms=fields.integer("deadline_ms", 0, 1, MAX_DEADLINE_MS),
+        deadline_ms=DEADLINE_MS.read(fields),
     )
 
 
@@ -112,14 +118,14 @@ def header_time_limit(request: Request) -> TimeLimit:
 
 def _read_salt(fields: Fields) -> bytes:
     """128 bits of the client's text, so that what the client keeps secret goes no further than this process."""
-    salt = fields.text("cache_salt", None, MAX_SALT)
+    salt = SALT.read(fields)
     if salt == "":
         raise invalid("cache_salt", "cache_salt: must not be empty")
     return b"" if salt is None else blake2b(salt.encode(), digest_size=16).digest()
 
 
 def _read_retention(fields: Fields) -> Retention:
-    name = fields.text("prompt_cache_retention", "in_memory", 64)
+    name = RETENTION.read(fields)
     retention = RETENTIONS.get(name)
     if retention is None:
         choices = ", ".join(RETENTIONS)

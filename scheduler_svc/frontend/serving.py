@@ -18,12 +18,13 @@ from scheduler_svc.frontend.errors import ApiError, invalid
 from scheduler_svc.frontend.event_stream import EventStream
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
+from scheduler_svc.frontend.parameters import REQUEST_ID as REQUEST_ID_FIELD
 from scheduler_svc.frontend.parameters import Parameters
 from scheduler_svc.frontend.scheduling import TimeLimit, header_time_limit, tenant_of
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation
 
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
+REQUEST_ID = re.compile(REQUEST_ID_FIELD.pattern or "")
 """What a request id may look like, as a header and in a body."""
 
 Prepare = Callable[[Frontend, Fields, Generation, str], Awaitable[Task]]
@@ -80,7 +81,7 @@ async def _serve(request: Request, prepare: Prepare, fields: Fields, held: HeldB
 
 def _request_id(request: Request, fields: Fields) -> str:
     """The body's `request_id`, else the header's, else the one that the request was given on arrival."""
-    wanted = fields.text("request_id", None, 200)
+    wanted = REQUEST_ID_FIELD.read(fields)
     if wanted is not None:
         if not REQUEST_ID.fullmatch(wanted):
             raise invalid("request_id", "request_id: must be 1 to 200 printable ASCII characters without spaces")

@@ -12,21 +12,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.auth import key_of
-from scheduler_svc.frontend.body import parse_fields, read_body
+from scheduler_svc.frontend.body import MAX_COMMAS, parse_fields, read_body
 from scheduler_svc.frontend.chat_template import template_source
 from scheduler_svc.frontend.client import ClientWatch
 from scheduler_svc.frontend.errors import invalid
+from scheduler_svc.frontend.field_kinds import Boolean, Text
 from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.models import ServedModel
-from scheduler_svc.frontend.parameters import token_ids
+from scheduler_svc.frontend.parameters import ADD_SPECIAL_TOKENS, MODEL, token_ids
 from scheduler_svc.frontend.prompts import read_rendering, run_in_pool
 from scheduler_svc.frontend.streams import Generation
 
 router = APIRouter()
 
-MAX_IDS = 1 << 22
-MAX_CHARACTERS = 1 << 22
+MAX_IDS = MAX_COMMAS
+"""More do not come in one body."""
+PROMPT = Text("prompt", None, 1 << 22)
+RETURN_TOKEN_STRS = Boolean("return_token_strs", False)
 
 
 @asynccontextmanager
@@ -40,7 +43,7 @@ async def _opened(request: Request) -> AsyncIterator[tuple[Frontend, Fields, Ser
         generation = frontend.link.generation(key)
         watch = ClientWatch(request.receive, generation.leave)
         try:
-            yield frontend, fields, frontend.models.find(fields.text("model", None, 1 << 20), key), generation
+            yield frontend, fields, frontend.models.find(MODEL.read(fields), key), generation
         finally:
             generation.close()
             watch.close()
@@ -50,17 +53,17 @@ async def _opened(request: Request) -> AsyncIterator[tuple[Frontend, Fields, Ser
 async def tokenize(request: Request) -> Response:
     """Token ids of a `prompt`, or of `messages` through the chat template."""
     async with _opened(request) as (frontend, fields, model, generation):
-        text = fields.raw("prompt")
+        text = PROMPT.read(fields)
         if fields.raw("messages") is not None:
             text = await run_in_pool(frontend.pool, generation, read_rendering(fields, model))
-            add_special_tokens = fields.boolean("add_special_tokens", False)
-        elif type(text) is str:
-            add_special_tokens = fields.boolean("add_special_tokens", True)
+            add_special_tokens = ADD_SPECIAL_TOKENS.read_or(fields, False)
+        elif text is not None:
+            add_special_tokens = ADD_SPECIAL_TOKENS.read_or(fields, True)
         else:
-            raise invalid("prompt", "prompt: expected a string, or messages instead")
-        if len(text) > MAX_CHARACTERS:
-            raise invalid("prompt", f"prompt: {len(text)} characters are over the limit of {MAX_CHARACTERS}")
-        with_strings = fields.boolean("return_token_strs", False)
+            raise invalid("prompt", "prompt: is required, or messages instead")
+        if len(text) > PROMPT.max_length:
+            raise invalid("messages", f"messages: rendered, they have more than {PROMPT.max_length} characters")
+        with_strings = RETURN_TOKEN_STRS.read(fields)
         task = (model, text, add_special_tokens, with_strings)
         return await run_in_pool(frontend.pool, generation, _tokenized, *task)
 

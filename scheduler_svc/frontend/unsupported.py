@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler_svc.frontend.errors import invalid
+from scheduler_svc.frontend.field_kinds import Integer
 from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.frontend.parameters import N
 
+BEST_OF = Integer("best_of", None, N.low, N.high)
 BOTH: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -73,7 +76,7 @@ def refuse_unsupported(fields: Fields, table: dict[str, tuple[Any, ...]]) -> Non
 
 def refuse_best_of(fields: Fields, n: int) -> None:
     """`best_of` may only repeat `n`."""
-    best_of = fields.integer("best_of", n, 1, 128)
+    best_of = BEST_OF.read_or(fields, n)
     if best_of != n:
         raise invalid(
             "best_of", f"best_of: only the value of n ({n}) is supported, got {best_of}", "unsupported_parameter"
