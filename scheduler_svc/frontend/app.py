@@ -20,6 +20,7 @@ from scheduler_svc.frontend import accounts, chat, completions, health, tokeniza
 from scheduler_svc.frontend.auth import KeyCheck
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal
 from scheduler_svc.frontend.frontend import Frontend
+from scheduler_svc.frontend.openapi import route as openapi
 from scheduler_svc.frontend.serving import REQUEST_ID
 from scheduler_svc.frontend.settings import FrontendSettings
 
@@ -49,10 +50,16 @@ def create_app(settings: FrontendSettings) -> FastAPI:
                 batches.close()
 
     app = FastAPI(
-        title="Gilir", version=health.VERSION, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+        title="Gilir",
+        version=health.VERSION,
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.frontend = frontend
-    for module in (completions, chat, tokenization, accounts, file_routes, routes, health):
+    for module in (completions, chat, tokenization, accounts, file_routes, routes, health, openapi):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(ClientGone, _answer_client_gone)

@@ -16,12 +16,17 @@ METRICS_PATH = "/metrics"
 CHALLENGE = 'Bearer realm="gilir"'
 
 
+def open_paths(open_metrics: bool) -> frozenset[str]:
+    """Paths that ask for no key."""
+    return OPEN_PATHS | {METRICS_PATH} if open_metrics else OPEN_PATHS
+
+
 class KeyCheck:
     """Lets through who has a key, and notes whose it is in the request's scope. RFC 6750 tells the header."""
 
     def __init__(self, app: ASGIApp, ring: KeyRing, *, open_metrics: bool) -> None:
         self._app, self._ring = app, ring
-        self._open = OPEN_PATHS | {METRICS_PATH} if open_metrics else OPEN_PATHS
+        self._open = open_paths(open_metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._ring.asked_for and scope["path"] not in self._open:

@@ -1,0 +1,209 @@
+"""Answers of the routes that generate text, tokenize it, and tell of models, requests and health."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler_svc.frontend.openapi.schemas import (
+    COUNT,
+    NUMBER,
+    SECONDS,
+    STRING,
+    UNIX_TIME,
+    Schema,
+    array,
+    choice,
+    constant,
+    nullable,
+    record,
+    ref,
+)
+from scheduler_svc.frontend.output import FINISH_REASONS
+from scheduler_svc.frontend.shapes import ChatShape, CompletionShape
+
+FINISH = choice(sorted(set(FINISH_REASONS.values())))
+STOP_REASON: Schema = {
+    "type": ["string", "integer", "null"],
+    "description": "The stop string or the id of the stop token that ended it.",
+}
+INDEX: Schema = {**COUNT, "description": "Choices are numbered prompt times n + i."}
+
+
+def schemas() -> dict[str, Schema]:
+    """The components, by name."""
+    return {
+        "Error": error(),
+        "Usage": _usage(),
+        "Completion": _completion(),
+        "CompletionChunk": _completion_chunk(),
+        "CompletionLogprobs": _completion_logprobs(),
+        "ChatCompletion": _chat_completion(),
+        "ChatCompletionChunk": _chat_completion_chunk(),
+        "ChatLogprobs": _chat_logprobs(),
+        "Model": _model(),
+        "ModelList": record({"object": constant("list"), "data": array(ref("Model"))}),
+        "Request": _request(),
+        "Tokenized": _tokenized(),
+        "Detokenized": record({"prompt": STRING}),
+        "TokenizerInfo": _tokenizer_info(),
+        "Version": record({"version": STRING}),
+    }
+
+
+def error() -> Schema:
+    told = record(
+        {
+            "message": {"type": "string", "minLength": 1},
+            "type": STRING,
+            "param": {"type": ["string", "null"], "description": "The field at fault."},
+            "code": {"type": ["string", "null"]},
+        }
+    )
+    return record({"error": told})
+
+
+def status(word: str) -> Schema:
+    """What a health route says."""
+    return record({"status": constant(word)})
+
+
+def _usage() -> Schema:
+    details = record({"cached_tokens": {**COUNT, "description": "Found in the prefix cache at the first admission."}})
+    return record(
+        {
+            "prompt_tokens": COUNT,
+            "completion_tokens": COUNT,
+            "total_tokens": COUNT,
+            "prompt_tokens_details": details,
+        }
+    )
+
+
+def _answer(name: str, prefix: str, choices: Schema, usage: Schema, required: tuple[str, ...] = ()) -> Schema:
+    head = {
+        "id": {"type": "string", "pattern": f"^{prefix}", "description": f"{prefix} and the request's id"},
+        "object": constant(name),
+        "created": UNIX_TIME,
+        "model": STRING,
+        "choices": array(choices),
+        "usage": usage,
+    }
+    return record(head, required=required or None)
+
+
+def _chunk(name: str, prefix: str, member: dict[str, Schema], logprobs: Schema) -> Schema:
+    """An event of a stream. Each choice has one chunk with a finish reason; that of the usage has no choices."""
+    parts = {
+        "index": INDEX, **member, "logprobs": nullable(logprobs), "finish_reason": nullable(FINISH),
+        "stop_reason": STOP_REASON,
+    }  # fmt: skip
+    choices = record(parts, required=[part for part in parts if part != "stop_reason"])
+    always = ("id", "object", "created", "model", "choices")
+    return _answer(name, prefix, choices, nullable(ref("Usage")), always)
+
+
+def _whole(member: dict[str, Schema], logprobs: Schema) -> Schema:
+    """A choice of an answer that is not streamed."""
+    return record(
+        {
+            "index": INDEX,
+            **member,
+            "logprobs": nullable(logprobs),
+            "finish_reason": FINISH,
+            "stop_reason": STOP_REASON,
+        }
+    )
+
+
+def _completion() -> Schema:
+    choices = _whole({"text": STRING}, ref("CompletionLogprobs"))
+    return _answer(CompletionShape.object_name, CompletionShape.id_prefix, choices, ref("Usage"))
+
+
+def _completion_chunk() -> Schema:
+    shape, text = CompletionShape, {"text": STRING}
+    return _chunk(shape.chunk_object_name, shape.id_prefix, text, ref("CompletionLogprobs"))
+
+
+def _completion_logprobs() -> Schema:
+    top: Schema = {"type": ["object", "null"], "additionalProperties": NUMBER}
+    return record(
+        {
+            "text_offset": array(COUNT),
+            "token_logprobs": array(nullable(NUMBER)),
+            "tokens": array(STRING),
+            "top_logprobs": array(top),
+        }
+    )
+
+
+def _chat_completion() -> Schema:
+    message = record({"role": constant("assistant"), "content": STRING, "refusal": {"type": "null"}})
+    choices = _whole({"message": message}, ref("ChatLogprobs"))
+    return _answer(ChatShape.object_name, ChatShape.id_prefix, choices, ref("Usage"))
+
+
+def _chat_completion_chunk() -> Schema:
+    delta = record({"role": constant("assistant"), "content": STRING}, required=())
+    return _chunk(ChatShape.chunk_object_name, ChatShape.id_prefix, {"delta": delta}, ref("ChatLogprobs"))
+
+
+def _chat_logprobs() -> Schema:
+    byte = {"type": "integer", "minimum": 0, "maximum": 255}
+    token: dict[str, Any] = {"token": STRING, "logprob": NUMBER, "bytes": array(byte)}
+    entry = record({**token, "top_logprobs": array(record(token))})
+    return record({"content": array(entry), "refusal": {"type": "null"}})
+
+
+def _model() -> Schema:
+    return record(
+        {
+            "id": STRING,
+            "object": constant("model"),
+            "created": UNIX_TIME,
+            "owned_by": STRING,
+            "root": STRING,
+            "parent": {"type": "null"},
+            "max_model_len": {"type": "integer", "minimum": 1, "description": "tokens of its context"},
+        }
+    )
+
+
+def _request() -> Schema:
+    state = choice(("waiting", "running"))
+    sequence = record(
+        {
+            "index": COUNT,
+            "state": state,
+            "reason": {"type": "string", "description": "What keeps it out of the iteration now, or none."},
+            "executor": nullable(STRING),
+            "age_s": SECONDS,
+            "waited_s": {"type": "object", "additionalProperties": SECONDS, "description": "By reason."},
+            "priority": {"type": "integer", "description": "As lifted by ageing."},
+            "prompt_tokens": COUNT,
+            "computed_tokens": COUNT,
+            "generated_tokens": COUNT,
+            "cached_tokens": COUNT,
+            "num_preemptions": COUNT,
+        }
+    )
+    return record(
+        {
+            "id": STRING,
+            "object": constant("request"),
+            "model": STRING,
+            "state": state,
+            "num_waiting": {**COUNT, "description": "Sequences that wait for the same model."},
+            "sequences": array(sequence, minItems=1),
+        }
+    )
+
+
+def _tokenized() -> Schema:
+    strings = {"type": ["array", "null"], "items": STRING, "description": "With return_token_strs."}
+    return record({"count": COUNT, "max_model_len": COUNT, "tokens": array(COUNT), "token_strs": strings})
+
+
+def _tokenizer_info() -> Schema:
+    template = {"chat_template": nullable(STRING)}
+    return record(template, description="The tokenizer's own configuration and its special tokens by name.")
