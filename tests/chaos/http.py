@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hypothesis import settings as runs
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 
+from tests.chaos import described
 from tests.chaos.client import exchange
 from tests.chaos.services import Services, Settings, served
 
@@ -228,12 +230,22 @@ def fuzz(port: int, count: int, start: int) -> str | None:
     return None
 
 
-async def run(services: Services, count: int, start: int) -> list[str]:
-    """Fuzz services that run. Returns what is wrong."""
+async def run(services: Services, count: int, start: int, num_described: int = 0) -> list[str]:
+    """Fuzz services that run. Returns what is wrong.
+
+    `num_described`: how many requests are made from the service's own description.
+    """
     pids = services.pids()
     right = await _answer(services)
-    fault_found = await asyncio.to_thread(fuzz, services.port, count, start)
-    found = [] if fault_found is None else [fault_found]
+    found: list[str] = []
+    if count:
+        fault_found = await asyncio.to_thread(fuzz, services.port, count, start)
+        found += [] if fault_found is None else [fault_found]
+    if num_described:
+        wrong, answers = await asyncio.to_thread(described.fuzz, services.port, num_described, start)
+        found += wrong
+        for name, statuses in answers.items():
+            print(name, ", ".join(f"{status}: {times}" for status, times in sorted(statuses.items())))
     if services.pids() != pids:
         found.append("a process has ended")
     if await _answer(services) != right:
@@ -249,17 +261,34 @@ async def _answer(services: Services) -> Any:
     return answer.json["choices"] if answer.status == 200 else answer.status
 
 
+def settings(folder: Path) -> Settings:
+    """Of services whose executor costs nothing, with batches."""
+    return Settings(
+        folder,
+        executors=1,
+        frontends=1,
+        delay_s=0.0,
+        patience_s=30.0,  # the relay has little time while requests are made
+        scheduler_flags=["--batch-dir", str(folder / "batches")],
+        executor_flags=["--no-verify"],
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.http", description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--schemathesis", type=int, default=0, metavar="N", help="instead, N requests made from /openapi.json"
+    )
     options = parser.parse_args(arguments)
+    count = 0 if options.schemathesis else options.requests
     with tempfile.TemporaryDirectory(prefix="gilir-http-") as folder:
-        settings = Settings(Path(folder), executors=1, frontends=1, delay_s=0.0, executor_flags=["--no-verify"])
-        found = asyncio.run(served(settings, lambda services: run(services, options.requests, options.seed)))
+        work = partial(run, count=count, start=options.seed, num_described=options.schemathesis)
+        found = asyncio.run(served(settings(Path(folder)), work))
     for text in found:
         print(text)
-    print(f"requests {options.requests} wrong {len(found)}")
+    print(f"requests {count or options.schemathesis} wrong {len(found)}")
     return 1 if found else 0
 
 

@@ -45,6 +45,11 @@ def test_a_soak_fuzzed_requests_and_junk_do_no_harm(tmp_path: Path) -> None:
     }
 
 
+def test_requests_made_from_the_description_are_answered_as_it_says(tmp_path: Path) -> None:
+    settings = http.settings(tmp_path)
+    assert asyncio.run(served(settings, lambda services: http.run(services, 0, 1, num_described=40))) == []
+
+
 def test_junk_plans_do_no_harm(tmp_path: Path) -> None:
     assert junk.at_an_executor(tmp_path, 100, 1) == []
 
