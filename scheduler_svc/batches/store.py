@@ -60,6 +60,7 @@ class Store:
 
     def create(self, batch: BatchRecord) -> None:
         row = batch.row()
+        self._database.check_room(0)
         with self._database.transaction() as cursor:
             cursor.execute(f"INSERT INTO batches ({BATCH_COLUMNS}) VALUES ({', '.join('?' for _ in row)})", row)
 

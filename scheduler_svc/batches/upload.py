@@ -126,10 +126,11 @@ async def receive_file(request: Request, max_bytes: int) -> FileRecord:
     """Store an upload. Raises `ApiError`, or `ClientGone`; then nothing of it remains."""
     form = UploadForm(_boundary(request), max_bytes)
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes + MAX_FORM_BYTES:
+    size = int(announced) if announced.isdecimal() else 0
+    if size > max_bytes + MAX_FORM_BYTES:
         raise file_too_large(max_bytes)
     now = int(time.time())
-    file = FileRecord(new_id("file-"), tenant_of(request), "", "batch", 0, now, is_complete=0)
+    file = FileRecord(new_id("file-"), tenant_of(request), "", "batch", size, now, is_complete=0)
     await ask(request, lambda store: store.files.begin(file))
     try:
         await _receive(request, form, file.id)
