@@ -18,7 +18,8 @@ PAGE = 256
 
 async def check_input(thread: StoreThread, batch: BatchRecord, max_line_bytes: int) -> None:
     """The batch is in progress, or failed, when this returns. It may be cancelled and begun anew at any point."""
-    await thread.run(Store.forget_lines, batch.id)
+    if not await thread.run(Store.forget_lines, batch.id):
+        return  # `batch` is older than the end of the check before
     file = await thread.run(lambda store: store.files.find(batch.tenant, batch.input_file_id))
     if file is None:
         text = "The input file has been deleted or has expired."

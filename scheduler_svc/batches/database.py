@@ -14,6 +14,9 @@ from scheduler_svc.batches.schema import statements
 
 BUSY_S = 30.0
 """A writer waits so long for the writers of other processes."""
+RESERVED_BYTES = 64 << 20
+RESERVED_SHARE = 0.1
+"""What new files leave free of the disk, the lesser of the two: results, and deletions too, need room to be written."""
 
 
 class StorageError(Exception):
@@ -38,6 +41,9 @@ class Database(Protocol):
 
     def transaction(self, *, write: bool = True) -> AbstractContextManager[Cursor]:
         """Committed, and on the disk, when it is left without an error. Raises `StorageError`."""
+
+    def check_room(self, num_bytes: int) -> None:
+        """Before something new is taken. Raises `StorageError` where it would take the room that is reserved."""
 
     def lock_runner(self) -> bool:
         """Become the one runner of this database, until `close` or the end of the process. False: another is."""
@@ -124,6 +130,15 @@ class SqliteDatabase:
             raise StorageError(str(error)) from error
         finally:
             cursor.close()
+
+    def check_room(self, num_bytes: int) -> None:
+        with self.transaction(write=False) as cursor:
+            cursor.execute("SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size")
+            reusable = int(cursor.fetchone()[0])
+        disk = os.statvfs(self._folder)
+        free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        if free + min(0, reusable - num_bytes) < min(RESERVED_BYTES, int(size * RESERVED_SHARE)):
+            raise StorageError(f"the disk of {self._folder} is nearly full: {free >> 20} MB are left")
 
     def lock_runner(self) -> bool:
         if self._lock is None:

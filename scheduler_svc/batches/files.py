@@ -51,7 +51,8 @@ class Files:
     # --- upload ---
 
     def begin(self, file: FileRecord) -> None:
-        """An upload has begun; nobody sees it before `complete`."""
+        """An upload of about `file.bytes` has begun; nobody sees it before `complete`."""
+        self._database.check_room(file.bytes)
         with self._database.transaction() as cursor:
             insert_file(cursor, file)
 
@@ -61,6 +62,7 @@ class Files:
             (file_id, first + i, data[place : place + CHUNK_BYTES])
             for i, place in enumerate(range(0, len(data), CHUNK_BYTES))
         ]
+        self._database.check_room(len(data))
         with self._database.transaction() as cursor:
             cursor.executemany("INSERT INTO chunks (file_id, number, data) VALUES (?, ?, ?)", rows)
 

@@ -57,6 +57,9 @@ class PostgresDatabase:
         except psycopg.Error as error:
             raise StorageError(_one_line(error)) from error
 
+    def check_room(self, num_bytes: int) -> None:
+        """The server's disk is not ours to measure."""
+
     def lock_runner(self) -> bool:
         with self.transaction():
             assert self._connection is not None

@@ -153,8 +153,7 @@ class Runner:
 
     async def _end(self, batch: LiveBatch, status: Status) -> None:
         await batch.stop()
-        if batch.record.in_progress_at is None:
-            await self._thread.run(Store.forget_lines, batch.record.id)
+        await self._thread.run(Store.forget_lines, batch.record.id)
         await self._thread.run(Store.finish, batch.record, status)
         del self._batches[batch.record.id]
         log.info("batch ended", batch=batch.record.id, status=status.value)

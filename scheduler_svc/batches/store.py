@@ -60,6 +60,7 @@ class Store:
 
     def create(self, batch: BatchRecord) -> None:
         row = batch.row()
+        self._database.check_room(0)
         with self._database.transaction() as cursor:
             cursor.execute(f"INSERT INTO batches ({BATCH_COLUMNS}) VALUES ({', '.join('?' for _ in row)})", row)
 
@@ -107,10 +108,14 @@ class Store:
             cursor.execute(f"SELECT {BATCH_COLUMNS} FROM batches WHERE status IN (?, ?, ?) ORDER BY id", LIVE)
             return [BatchRecord(*row) for row in cursor.fetchall()]
 
-    def forget_lines(self, batch_id: str) -> None:
-        """Before its input is read, once more after a crash."""
+    def forget_lines(self, batch_id: str) -> bool:
+        """Before its input is read, once more after a crash. False when it has been read: nothing is forgotten."""
         with self._database.transaction() as cursor:
+            cursor.execute("SELECT in_progress_at FROM batches WHERE id = ?", (batch_id,))
+            if cursor.fetchone() != (None,):
+                return False
             cursor.execute("DELETE FROM lines WHERE batch_id = ?", (batch_id,))
+        return True
 
     def add_lines(self, batch_id: str, lines: Sequence[CheckedLine]) -> None:
         rows = [

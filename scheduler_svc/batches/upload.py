@@ -42,7 +42,10 @@ class _Part:
 
 
 class UploadForm:
-    """Parses the form. What has come of the file is taken with `take_content`; the other fields are in `fields`."""
+    """Parses the form; raises `ApiError` for a boundary that cannot be one.
+
+    What has come of the file is taken with `take_content`; the other fields are in `fields`.
+    """
 
     def __init__(self, boundary: bytes, max_file_bytes: int) -> None:
         self.fields: dict[str, str] = {}
@@ -56,19 +59,22 @@ class UploadForm:
         self._other_bytes = 0
         self._part = _Part()
         self._header = (bytearray(), bytearray())
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin_part,
-                "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
-                "on_header_value": lambda data, start, end: self._header[1].extend(data[start:end]),
-                "on_header_end": self._end_header,
-                "on_headers_finished": self._end_headers,
-                "on_part_data": self._take_data,
-                "on_part_end": self._end_part,
-                "on_end": self._end,
-            },
-        )
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin_part,
+                    "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
+                    "on_header_value": lambda data, start, end: self._header[1].extend(data[start:end]),
+                    "on_header_end": self._end_header,
+                    "on_headers_finished": self._end_headers,
+                    "on_part_data": self._take_data,
+                    "on_part_end": self._end_part,
+                    "on_end": self._end,
+                },
+            )
+        except FormParserError as error:  # a boundary that is too long
+            raise _no_form(error) from None
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body. Raises `ApiError`."""
@@ -76,7 +82,7 @@ class UploadForm:
         try:
             self._parser.write(data)
         except FormParserError as error:
-            raise invalid(None, f"the body is not valid multipart/form-data: {error}", "invalid_form") from None
+            raise _no_form(error) from None
         self._other_bytes += len(data) - (self.size - before)
         if self.size > self._max_file_bytes:
             raise file_too_large(self._max_file_bytes)
@@ -84,6 +90,11 @@ class UploadForm:
             raise ApiError(
                 413, f"the form has more than {MAX_FORM_BYTES} bytes beside the file", code="request_too_large"
             )
+
+    @property
+    def num_unwritten(self) -> int:
+        """Bytes of the file that wait to be taken."""
+        return len(self._content)
 
     def take_content(self, *, rest: bool = False) -> bytes:
         """Bytes of the file to write: a multiple of `WRITE_BYTES`, or all that there are."""
@@ -130,10 +141,11 @@ async def receive_file(request: Request, max_bytes: int) -> FileRecord:
     """Store an upload. Raises `ApiError`, or `ClientGone`; then nothing of it remains."""
     form = UploadForm(_boundary(request), max_bytes)
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes + MAX_FORM_BYTES:
+    size = int(announced) if announced.isdecimal() else 0
+    if size > max_bytes + MAX_FORM_BYTES:
         raise file_too_large(max_bytes)
     now = int(time.time())
-    file = FileRecord(new_id("file-"), tenant_of(request), "", PURPOSE, 0, now, is_complete=0)
+    file = FileRecord(new_id("file-"), tenant_of(request), "", PURPOSE, size, now, is_complete=0)
     await ask(request, lambda store: store.files.begin(file))
     try:
         await _receive(request, form, file.id)
@@ -155,12 +167,18 @@ async def _receive(request: Request, form: UploadForm, file_id: str) -> None:
             number += -(-len(data) // CHUNK_BYTES)
             await ask(request, lambda store: store.files.append(file_id, first, data))
 
-    async for part in _parts(request):
-        form.feed(part)
-        await write(form.take_content())
-    if not form.complete:
-        raise invalid(None, "the body ends before the form does", "invalid_form")
-    await write(form.take_content(rest=True))
+    with frontend_of(request).bodies.hold() as held:
+        async for part in _parts(request):
+            held.grow(len(part))
+            form.feed(part)
+            content = form.take_content()
+            if content:
+                await write(content)
+                held.release()
+                held.grow(form.num_unwritten)
+        if not form.complete:
+            raise invalid(None, "the body ends before the form does", "invalid_form")
+        await write(form.take_content(rest=True))
 
 
 async def _parts(request: Request) -> AsyncIterator[bytes]:
@@ -211,6 +229,10 @@ def clean_filename(name: str) -> str:
     """The last part of a path, without control characters."""
     last = name.replace("\\", "/").rsplit("/", 1)[-1]
     return "".join(character for character in last if character.isprintable())[:MAX_FILENAME]
+
+
+def _no_form(error: FormParserError) -> ApiError:
+    return invalid(None, f"the body is not valid multipart/form-data: {error}", "invalid_form")
 
 
 def file_too_large(max_bytes: int) -> ApiError:

@@ -101,6 +101,8 @@ class RequestFrame:
             return
         scope["gilir.request_id"] = _incoming_id(scope) or uuid.uuid4().hex
         started, status = time.perf_counter(), 0
+        # A pipelined request begins in the context of the one before it, whose key is not its own.
+        structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=scope["gilir.request_id"])
 
         async def send_framed(message: Message) -> None:

@@ -33,7 +33,8 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes: int | None = 0
     """Received since the last request, all of it head so far; None while a body is read."""
     _patience: asyncio.TimerHandle | None = None
-    """Runs while a head is awaited: on a new connection, and once a part of one has come."""
+    """Runs while a head is awaited: on a new connection, and once a part of one has come. Also while the rest of a body
+    comes that was answered already: each byte of it would end uvicorn's wait for the next request."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -53,6 +54,9 @@ class HttpProtocol(HttpToolsProtocol):
     def _lose_patience(self) -> None:
         self._patience = None
         if self.cycle is None or self.cycle.response_complete:
+            if self._head_bytes is None:  # the rest of a request that has its answer
+                self.transport.close()
+                return
             text = f"no whole request came within {self.stalled_client_s:g} s"
             self._refuse(ApiError(408, text, code="client_timeout"))
         else:  # the one before it is still being answered
@@ -89,6 +93,14 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._plain.wants_upgrade():  # else its body is still to come
             self._head_bytes = 0
             super().on_message_complete()
+            if self.cycle.response_complete:
+                self._forget_head()
+                self._await_head()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._head_bytes is None and self.cycle.response_complete:
+            self._await_head()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, msg, code="invalid_http"))

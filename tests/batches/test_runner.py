@@ -209,7 +209,7 @@ def test_a_batch_that_is_cancelled_or_expires_stops_and_keeps_what_it_has(
 
     world = World(tmp_path, forever, monkeypatch)
     file = put(world.store, lines("quick", "a", "b"))
-    cancelled, expired = begin(world.store, file), begin(world.store, file, expires_at=int(time.time()) + 1)
+    cancelled, expired = begin(world.store, file), begin(world.store, file, expires_at=int(time.time()) + 2)
 
     async def cancel_and_wait() -> None:
         def cancel_once() -> bool:
@@ -242,6 +242,28 @@ def test_batches_that_are_over_before_they_begin(
     assert [error["line"] for error in world.batch(unusable.id).describe()["errors"]["data"]] == [1, 2]
     assert world.batch(late.id).status == Status.EXPIRED and world.batch(cancelled.id).status == Status.CANCELLED
     assert world.calls == []
+
+
+def test_a_batch_whose_input_was_read_while_the_runner_looked_is_not_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
+) -> None:
+    world = World(tmp_path, at_once, monkeypatch)
+    batch = begin(world.store, put(world.store, lines(*"abcdefgh")))
+    live, seen = Store.live, []
+
+    def late(store: Store) -> list[BatchRecord]:
+        """As it was before its lines began to run, once."""
+        records = live(store)
+        if seen or not any(record.completed for record in records):
+            return records
+        seen.append(batch)
+        return [batch]
+
+    monkeypatch.setattr(Store, "live", late)
+    world.frontend.link.stats = Stats(True, False, {"gilir_seats": 1.0})
+    world.until(lambda: world.batch(batch.id).status == Status.COMPLETED)
+    assert seen and sorted(world.calls) == list("abcdefgh")
+    assert list(world.results(world.batch(batch.id).output_file_id)) == list("abcdefgh")
 
 
 def test_tenants_share_the_seats_however_long_their_batches(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,6 +232,26 @@ def test_what_was_committed_is_there_for_the_next_process_and_for_nobody_else(tm
     assert Store(open_database(folder, None)).files.read(file.id, 0, 10) == b"kept"
     assert folder.stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+
+
+def test_new_files_leave_room_for_results_and_deletions(
+    sqlite_store: Store, put: Put, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, used = 200 << 20, 1 << 20
+    small = SimpleNamespace(f_frsize=1, f_blocks=blocks, f_bavail=blocks)
+    monkeypatch.setattr(os, "statvfs", lambda _path: small)
+    store, kept = sqlite_store, put(sqlite_store, b"x" * used)
+    batch = running(store, put, begin, 1)
+    small.f_bavail = blocks // 10 + used // 2
+    store.files.append(kept.id, 4, b"x")
+    with pytest.raises(StorageError, match="nearly full"):
+        put(store, b"x" * used)
+    small.f_bavail = 0
+    with pytest.raises(StorageError, match="nearly full"):
+        begin(store, kept)
+    assert store.finish_line(batch.id, 1, good()) and store.files.delete("", kept.id)
+    small.f_bavail = blocks // 10
+    put(store, b"x" * (used // 2))  # the room of what was deleted
 
 
 def test_one_runner_at_a_time(database: Database, tmp_path: Path) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from scheduler_svc.batches import upload
 from scheduler_svc.batches.upload import MAX_FORM_BYTES, WRITE_BYTES, UploadForm, clean_filename, read_expiry
+from scheduler_svc.frontend.body_budget import BodyBudget
 from scheduler_svc.frontend.errors import ApiError
 
 CONTENT = b'{"a": "\r\n--b\r\n"}\n' * 1000
@@ -88,3 +94,37 @@ def test_expiry_is_within_the_bounds() -> None:
         with pytest.raises(ApiError) as caught:
             read_expiry(anchor, seconds)
         assert caught.value.status == 400
+
+
+def test_what_waits_to_be_written_counts_among_the_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piece by piece: a file may be larger than all bodies together."""
+    budget, held = BodyBudget(3 * WRITE_BYTES // 2), []
+    frontend = SimpleNamespace(bodies=budget, settings=SimpleNamespace(stalled_client_s=5.0))
+    body = form((FILE, b"x" * (4 * WRITE_BYTES)))
+
+    async def parts() -> AsyncIterator[bytes]:
+        for place in range(0, len(body), 50_000):
+            yield body[place : place + 50_000]
+
+    async def ask(_request: object, _work: object) -> None:
+        held.append(budget.num_held)
+
+    monkeypatch.setattr(upload, "frontend_of", lambda _request: frontend)
+    monkeypatch.setattr(upload, "ask", ask)
+    request: Any = SimpleNamespace(stream=parts)
+
+    def receive() -> None:
+        asyncio.run(upload._receive(request, UploadForm(b"b", 1 << 30), "file-1"))
+
+    receive()
+    assert len(held) == 4 and min(held) >= WRITE_BYTES and budget.num_held == 0
+    with budget.hold() as other, pytest.raises(ApiError) as error:
+        other.grow(WRITE_BYTES)
+        receive()
+    assert error.value.status == 503 and budget.num_held == 0
+
+
+def test_a_boundary_that_is_too_long_is_the_clients_mistake() -> None:
+    with pytest.raises(ApiError) as error:
+        UploadForm(b"b" * 60_000, 1 << 20)
+    assert error.value.status == 400

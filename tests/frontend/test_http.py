@@ -140,6 +140,20 @@ def test_a_head_that_does_not_come_is_not_waited_for(narrow: Service) -> None:
         assert [busy.answer().status_code for _ in range(2)] == [200, 408]
 
 
+def test_the_rest_of_an_answered_body_is_not_waited_for_for_ever(narrow: Service) -> None:
+    head = b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+    with connected(narrow) as stuck, connected(narrow) as late:
+        for connection in (stuck, late):
+            connection.send(head)
+            assert connection.answer().status_code == 404
+            connection.send(b"x")
+        late.send(b"yyyy", POST + FIXED + BODY, head)
+        assert [late.answer().status_code for _ in range(2)] == [200, 404]
+        late.send(b"yyyyy")
+        assert stuck.is_closed()
+        assert late.answer().status_code == 408 and late.is_closed(), "idle behind a late body"
+
+
 # --- bodies ---
 
 

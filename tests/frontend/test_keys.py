@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from fake_core import Answer
 from frontend_service import BYTE_FALLBACK, BYTE_LEVEL, Service, error_of, run_service, wait_until
 
 from common.wire import EndReason, KeyLimits
+from scheduler_svc.frontend.app import RequestFrame
 from scheduler_svc.frontend.key_ring import CHECK_S
 from scheduler_svc.keys import ApiKey, add_key, fingerprint_of, new_secret
 
@@ -219,3 +222,18 @@ def test_one_key_for_all_names_tenants_as_it_likes(tmp_path: Path) -> None:
         assert (request.tenant, request.priority, request.limits) == ("a", -9, KeyLimits())
         assert ask(service, secret, user="b").status_code == 200
         assert service.core.requests[-1].tenant == "b"
+
+
+def test_a_pipelined_request_is_not_logged_under_the_key_of_the_one_before_it() -> None:
+    seen = []
+
+    async def application(_scope: Any, _receive: Any, _send: Any) -> None:
+        seen.append(structlog.contextvars.get_contextvars())
+        structlog.contextvars.bind_contextvars(api_key_id="first")
+
+    async def two_in_one_context() -> None:
+        for _ in range(2):
+            await RequestFrame(application)({"type": "http", "method": "GET", "headers": []}, None, None)  # type: ignore[arg-type]
+
+    asyncio.run(two_in_one_context())
+    assert [list(names) for names in seen] == [["request_id"], ["request_id"]]
