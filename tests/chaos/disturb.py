@@ -17,7 +17,8 @@ from tests.chaos.schedule import Ask, Disturbance, Kind
 from tests.chaos.services import POLL_S, Member, Services
 from tests.chaos.steering import Operator
 
-HOLD_S = 8.0
+HOLD_S = 16.0
+"""Longer than executors take to start on a busy machine: after it, requests end with an error."""
 HEARTBEAT_TIMEOUT_S = 1.0
 ITERATION_TIMEOUT_S = 2.0
 GRACE_S = 3.0

@@ -345,9 +345,10 @@ class Services:
 def _command_of(process: psutil.Process) -> list[str]:
     """Empty when it has ended."""
     try:
-        return process.cmdline()
+        command: list[str] = process.cmdline()
     except psutil.Error:
         return []
+    return command
 
 
 async def served(settings: Settings, use: Callable[[Services], Awaitable[T]]) -> T:
