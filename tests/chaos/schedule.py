@@ -45,7 +45,7 @@ class Kind(StrEnum):
     STRIKE = "strike"
     """Drained by an operator; after `gap_s` `blow` meets it, or the one that takes over; then resumed."""
     APART = "apart"
-    """Only as a blow: for `seconds` no other executor hears from it."""
+    """Only as a blow, and with namespaces: for `seconds` no other executor hears from it."""
     RELEASE = "release"
     """Let go by an operator, once a replacement is there."""
     MODEL = "model"
