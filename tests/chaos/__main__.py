@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tests.chaos import cables
@@ -24,6 +27,9 @@ from tests.chaos.schedule import plan_round
 from tests.chaos.services import Services, Settings, Unfit
 
 ROUND_S = 180.0
+RENEW = 50
+"""Rounds after which services give way to new ones, with the other setting for hand-overs."""
+HANDOVER = ("always", "auto")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -36,6 +42,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--network", choices=choices, default="auto", help="a namespace for each executor (root), or a relay alone"
     )
+    parser.add_argument("--handover", choices=HANDOVER, help="the scheduler's; none: now the one, now the other")
     parser.add_argument(
         "--keep", type=Path, help="folder for the services' logs; none: they are kept after a finding only"
     )
@@ -70,6 +77,8 @@ class Report:
         times = sorted(seconds * 1000 for outcome in self.outcomes for seconds in outcome.recoveries_s)
         print("disturbances: " + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
         print("requests: " + ", ".join(f"{end} {count}" for end, count in ends.most_common()))
+        handovers: Counter[str] = sum((outcome.handovers for outcome in self.outcomes), Counter())
+        print("hand-overs: " + ", ".join(f"{outcome} {count}" for outcome, count in handovers.most_common()))
         print(f"recoveries: {len(times)}, p50 {percentile(times, 0.5):.0f} ms, p99 {percentile(times, 0.99):.0f} ms")
         print(f"left over: {self.count(Fault.LEFT_OVER)}")
         lost, changed, doubled = (self.count(fault) for fault in (Fault.LOST, Fault.CHANGED, Fault.DUPLICATED))
@@ -85,14 +94,22 @@ def percentile(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
-async def work(name: str, settings: Settings, reference: Services, seeds: deque[int], report: Report) -> None:
-    """Run rounds on services of this worker's own until there are no seeds left."""
+async def work(
+    name: str, modes: Iterator[str], settings: Settings, reference: Services, seeds: deque[int], report: Report
+) -> None:
+    """Run rounds on services of this worker's own until there are no seeds left. `modes`: of `--handover`."""
     services: Services | None = None
+    num_rounds = 0
     while seeds:
         seed = seeds.popleft()
+        num_rounds += 1
         try:
+            if services is not None and num_rounds % RENEW == 0:
+                last, services = services, None
+                await last.stop()
             if services is None:
-                services = Services(stack_settings(settings), name)
+                flags = ["--handover", next(modes), *settings.scheduler_flags]
+                services = Services(stack_settings(replace(settings, scheduler_flags=flags)), name)
                 services.script = plain_script()
                 await services.start()
                 rounds = Rounds(services, reference)
@@ -119,8 +136,9 @@ async def run(options: argparse.Namespace, folder: Path) -> Report:
         asyncio.get_running_loop().add_signal_handler(number, seeds.clear)
     try:
         await reference.start()
+        modes = itertools.cycle([options.handover] if options.handover else HANDOVER)
         names = [f"stack-{i}" for i in range(options.jobs)]
-        await asyncio.gather(*(work(name, settings, reference, seeds, report) for name in names))
+        await asyncio.gather(*(work(name, modes, settings, reference, seeds, report) for name in names))
     finally:
         await reference.stop()
     return report

@@ -32,12 +32,15 @@ def available() -> bool:
 
 
 class Cable:
-    """One namespace, with a cable to it. `host` is this end's address, as the executor sees it."""
+    """One namespace, with a cable to it, and by way of this machine to the other namespaces.
+
+    `host` is this end's address, as the executor sees it; `far_host` the executor's own, as the others see it.
+    """
 
     def __init__(self) -> None:
         self.number = _free_number()
         self.namespace = f"{PREFIX}-{self.number}-{os.getpid()}"
-        self.host = f"10.213.{self.number}.1"
+        self.host, self.far_host = f"10.213.{self.number}.1", f"10.213.{self.number}.2"
         self._near, far = f"gilirn{self.number}", f"gilirf{self.number}"
         _run("ip", "netns", "add", self.namespace)
         try:
@@ -45,10 +48,12 @@ class Cable:
             _run("ip", "addr", "add", f"{self.host}/30", "dev", self._near)
             _run("ip", "link", "set", self._near, "up")
             inside = ("ip", "-n", self.namespace)
-            _run(*inside, "addr", "add", f"10.213.{self.number}.2/30", "dev", far)
+            _run(*inside, "addr", "add", f"{self.far_host}/30", "dev", far)
             _run(*inside, "link", "set", far, "up")
             _run(*inside, "link", "set", "lo", "up")
-        except subprocess.CalledProcessError:
+            _run(*inside, "route", "add", "10.213.0.0/16", "via", self.host)
+            self.join()
+        except (OSError, subprocess.CalledProcessError):
             self.remove()
             raise
 
@@ -63,6 +68,17 @@ class Cable:
 
     def plug(self) -> None:
         _run("ip", "link", "set", self._near, "up")
+
+    def part(self) -> None:
+        """Nothing that the executor sends gets to other executors; nobody is told."""
+        self._forward("0")
+
+    def join(self) -> None:
+        self._forward("1")
+
+    def _forward(self, value: str) -> None:
+        """Whether this machine passes on what comes out of this cable, and of no other interface."""
+        Path(f"/proc/sys/net/ipv4/conf/{self._near}/forwarding").write_text(value)
 
     def remove(self) -> None:
         subprocess.run(["ip", "link", "del", self._near], capture_output=True)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psutil
 
@@ -15,8 +15,10 @@ from tests.chaos.client import Answer, End
 from tests.chaos.relay import Weather
 from tests.chaos.schedule import Ask, Disturbance, Kind
 from tests.chaos.services import POLL_S, Member, Services
+from tests.chaos.steering import Operator
 
-HOLD_S = 8.0
+HOLD_S = 16.0
+"""Longer than executors take to start on a busy machine: after it, requests end with an error."""
 HEARTBEAT_TIMEOUT_S = 1.0
 ITERATION_TIMEOUT_S = 2.0
 GRACE_S = 3.0
@@ -59,6 +61,7 @@ class Disturber:
 
     def __init__(self, services: Services, runs: list[Run], *, measured: bool) -> None:
         self._services, self._runs, self._measured = services, runs, measured
+        self._operator = Operator(services)
         self._dead_ports: set[int] = set()
         """Clients' ports whose connections died with a frontend."""
 
@@ -79,6 +82,10 @@ class Disturber:
                 await self._kill_all(hold=kind is Kind.HOLD)
             case Kind.TERM_SCHEDULER | Kind.KILL_SCHEDULER:
                 await self._end_scheduler(kill=kind is Kind.KILL_SCHEDULER)
+            case Kind.MODEL:
+                await self._operator.pause_model(disturbance.seconds)
+            case Kind.SPARE:
+                await self._kill_all_but_a_spare()
             case _ if services.ready:
                 await self._to_executor(services.ready[disturbance.victim % len(services.ready)], disturbance)
 
@@ -99,7 +106,21 @@ class Disturber:
                 assert disturbance.action is not None
                 self._services.tell(member, actions={1: disturbance.action})
             case Kind.DRAIN:
-                await self._replace(member)
+                await self._succeed()
+                member.leave()
+            case Kind.RELEASE:
+                await self._succeed()
+                await self._operator.release(member)
+            case Kind.PAUSE:
+                await self._operator.drain(member, disturbance.timeout_s)
+                await asyncio.sleep(seconds)
+                await self._operator.resume(member)
+            case Kind.STRIKE:
+                await self._strike(member, disturbance)
+            case Kind.APART if member.cable is not None:
+                member.cable.part()
+                await asyncio.sleep(seconds)
+                member.cable.join()
             case Kind.CABLE if member.cable is not None:
                 member.cable.pull()
                 await asyncio.sleep(seconds)
@@ -150,14 +171,29 @@ class Disturber:
             self._excuse_open(Excuse.HOLD)
             services.wanted = services.settings.executors
 
-    async def _replace(self, member: Member) -> None:
-        """As an operator does: the new one first."""
+    async def _succeed(self, *, spare: bool = False) -> Member:
+        """Start one more executor, and wait until it is attached, or has had the time for it."""
         services = self._services
-        successor = await services.start_executor()
+        successor = await services.start_executor(spare=spare)
         deadline = time.monotonic() + REPLACE_S
         while successor.name not in (await services.look())[1] and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
-        member.leave()
+        return successor
+
+    async def _kill_all_but_a_spare(self) -> None:
+        await self._succeed(spare=True)
+        for member in self._services.staying:
+            member.signal(signal.SIGKILL)
+
+    async def _strike(self, member: Member, disturbance: Disturbance) -> None:
+        """While an executor is drained, something befalls it or the one that its sequences go to."""
+        assert disturbance.blow is not None
+        others = [other for other in self._services.ready if other is not member]
+        await self._operator.drain(member)
+        await asyncio.sleep(disturbance.gap_s)
+        struck = others[0] if disturbance.at_target and others else member
+        await self._to_executor(struck, replace(disturbance, kind=disturbance.blow))
+        await self._operator.resume(member)
 
     async def _kill_frontend(self, victim: int) -> None:
         pids = self._services.frontend_pids()

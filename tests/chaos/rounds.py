@@ -38,6 +38,8 @@ class Outcome:
     """How the requests ended."""
     kinds: Counter[str] = field(default_factory=Counter)
     """What was done."""
+    handovers: Counter[str] = field(default_factory=Counter)
+    """How KV that was to be handed over fared."""
 
 
 def plain_script() -> dict[str, object]:
@@ -47,7 +49,7 @@ def plain_script() -> dict[str, object]:
 
 def stack_settings(base: Settings) -> Settings:
     """Of the services that are disturbed."""
-    return replace(base, scheduler_flags=[*SCHEDULER_FLAGS, *base.scheduler_flags])
+    return replace(base, admin=True, scheduler_flags=[*SCHEDULER_FLAGS, *base.scheduler_flags])
 
 
 def reference_settings(base: Settings) -> Settings:
@@ -73,6 +75,8 @@ class Rounds:
         self._fds: dict[int, int] = {}
         """The most open files that each process had at rest until it was warm."""
         self._warm: set[int] = set()
+        self._handovers: Counter[str] = Counter()
+        """Those that have been counted."""
 
     async def run(self, plan: Round) -> Outcome:
         """Raises `Unfit` when the services cannot be made ready for the round."""
@@ -94,9 +98,15 @@ class Rounds:
             outcome.ends[_end_of(run)] += 1
             if run.recovery_s is not None:
                 outcome.recoveries_s.append(run.recovery_s)
-        outcome.kinds.update(d.action or d.kind for d in plan.disturbances)
+        outcome.kinds.update(name_of(d) for d in plan.disturbances)
         outcome.findings += await self._rest()
+        outcome.handovers = await self._new_handovers()
         return outcome
+
+    async def _new_handovers(self) -> Counter[str]:
+        """Those since the last round. A scheduler that was started anew counts from 0."""
+        last, self._handovers = self._handovers, Counter(await self._services.handovers())
+        return self._handovers - last if last <= self._handovers else self._handovers
 
     def _prepare(self, plan: Round) -> None:
         services = self._services
@@ -153,6 +163,8 @@ class Rounds:
         found = [f"{name} is {metrics.get(name)}" for name in AT_REST if metrics.get(name) != 0]
         if not services.are_all(attached):
             found.append(f"the executors {sorted(attached)} are attached")
+        states = await services.states()
+        found += [f"{name} is {states.get(name)}" for name in sorted(attached) if states.get(name) != "attached"]
         if (await get(services.port, "/health/ready")).status != 200:
             found.append("the service is not ready")
         if len(services.frontend_pids()) != services.settings.frontends:
@@ -187,6 +199,13 @@ def _age_s(pid: int) -> float:
     with contextlib.suppress(psutil.Error):
         return time.time() - psutil.Process(pid).create_time()
     return 0.0
+
+
+def name_of(disturbance: Disturbance) -> str:
+    """What was done, for the report."""
+    if disturbance.blow is None:
+        return disturbance.action or disturbance.kind
+    return f"{disturbance.kind}-{disturbance.blow}-{'target' if disturbance.at_target else 'source'}"
 
 
 def _end_of(run: Run) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -40,6 +40,18 @@ class Kind(StrEnum):
     """The next plan meets `action` of the script."""
     DRAIN = "drain"
     """SIGTERM, once a replacement is there."""
+    PAUSE = "pause"
+    """Drained by an operator, in `timeout_s` if that is not 0; resumed after `seconds`."""
+    STRIKE = "strike"
+    """Drained by an operator; after `gap_s` `blow` meets it, or the one that takes over; then resumed."""
+    APART = "apart"
+    """Only as a blow, and with namespaces: for `seconds` no other executor hears from it."""
+    RELEASE = "release"
+    """Let go by an operator, once a replacement is there."""
+    MODEL = "model"
+    """All executors of the model are drained by an operator; resumed after `seconds`."""
+    SPARE = "spare"
+    """A spare attaches, then all others are killed. It leaves at the end of the round."""
     THIRD = "third"
     """One more executor attaches, and leaves at the end of the round."""
     FRONTEND = "frontend"
@@ -62,12 +74,15 @@ class Kind(StrEnum):
 REAL_KINDS = {
     Kind.KILL: 5, Kind.STOP: 5, Kind.DRAIN: 3, Kind.THIRD: 2, Kind.FRONTEND: 2, Kind.CUT: 3, Kind.CABLE: 3,
     Kind.HALF: 2, Kind.DELAY: 3, Kind.LOSS: 3, Kind.KILL_ALL: 1,
+    Kind.PAUSE: 4, Kind.STRIKE: 5, Kind.RELEASE: 2, Kind.MODEL: 2, Kind.SPARE: 1,
 }  # fmt: skip
 """What is done to real executors, and how often: those that no script can spoil."""
 KINDS = {
     Kind.KILL: 20, Kind.STOP: 14, Kind.SLOW: 8, Kind.ACT: 34, Kind.DRAIN: 7, Kind.THIRD: 6, Kind.FRONTEND: 5,
     Kind.CUT: 9, Kind.CABLE: 8, Kind.HALF: 5, Kind.DELAY: 7, Kind.LOSS: 7, Kind.KILL_ALL: 4,
+    Kind.PAUSE: 14, Kind.STRIKE: 20, Kind.RELEASE: 6, Kind.MODEL: 5, Kind.SPARE: 4,
 }  # fmt: skip
+BLOWS = (Kind.KILL, Kind.STOP, Kind.APART)
 ACTIONS = (
     (Action.FAULT,) * 5 + (Action.DIE_BEFORE,) * 2 + (Action.DIE_AFTER,) * 2 + (Action.HANG, Action.SILENCE)
     + (Action.JUNK, Action.DOUBLE, Action.WRONG_EPOCH, Action.SHORT, Action.EXTRA, Action.STALE, Action.BAD_FINISH,
@@ -113,6 +128,11 @@ class Disturbance:
     """Which one, counted in the order of age, modulo how many there are."""
     seconds: float = 0.0
     action: Action | None = None
+    timeout_s: float = 0.0
+    gap_s: float = 0.0
+    blow: Kind | None = None
+    at_target: bool = False
+    """The blow meets another executor than the one that is drained."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +187,10 @@ def _disturbances(draw: random.Random, real: bool) -> tuple[Disturbance, ...]:
 def _disturbance(draw: random.Random, kind: Kind) -> Disturbance:
     seconds = 0.0
     match kind:
-        case Kind.STOP | Kind.CABLE:
+        case Kind.STOP | Kind.CABLE | Kind.STRIKE:
             seconds = draw.choice((0.1, 0.3, 1.8))
+        case Kind.PAUSE | Kind.MODEL:
+            seconds = draw.choice((0.0, 0.1, 0.3, 0.8))
         case Kind.CUT | Kind.HALF:
             seconds = draw.uniform(0.05, 0.5)
         case Kind.SLOW:
@@ -178,7 +200,12 @@ def _disturbance(draw: random.Random, kind: Kind) -> Disturbance:
         case Kind.LOSS:
             seconds = draw.uniform(0.3, 0.8)
     action = draw.choice(ACTIONS) if kind is Kind.ACT else None
-    return Disturbance(draw.uniform(0.05, 0.5), kind, draw.randrange(64), seconds, action)
+    deed = Disturbance(draw.uniform(0.05, 0.5), kind, draw.randrange(64), seconds, action)
+    if kind is Kind.PAUSE:
+        return replace(deed, timeout_s=draw.choice((0.0, 0.001, 0.05, 0.3)))
+    if kind is Kind.STRIKE:
+        return replace(deed, gap_s=draw.uniform(0.0, 0.06), blow=draw.choice(BLOWS), at_target=draw.random() < 0.5)
+    return deed
 
 
 def _ask(draw: random.Random, number: int, base: list[int]) -> Ask:

@@ -40,6 +40,7 @@ AT_REST = (
 )
 """Gauges that are 0 when nothing waits or runs, and every block is free or evictable."""
 _SERIES = re.compile(r"^([a-z_:]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_HANDOVERS = re.compile(r'^gilir_handovers_total\{.*outcome="([^"]*)".*\} (\S+)$', re.MULTILINE)
 _ENGINE = re.compile(r'^gilir_token_budget\{.*engine="([^"]*)"', re.MULTILINE)
 
 
@@ -77,6 +78,8 @@ class Member:
     relay: Relay
     cable: Cable | None
     script: Path
+    spare: bool = False
+    """It takes sequences while no other does, and is none of those that are wanted."""
     ready: bool = False
     """It has been attached."""
     leaving: bool = False
@@ -107,6 +110,8 @@ class Settings:
     """Executors in namespaces of their own."""
     frontends: int = 2
     executors: int = NUM_EXECUTORS
+    admin: bool = False
+    """The scheduler has an admin API."""
     delay_s: float = 0.004
     """What an iteration of a scripted executor takes at least."""
     patience_s: float = 1.5
@@ -122,7 +127,7 @@ class Services:
         self.settings, self.name = settings, name
         self.folder = settings.folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port, self.executor_port = free_port(), free_port()
+        self.port, self.executor_port, self.admin_port = free_port(), free_port(), free_port()
         self.members: list[Member] = []
         self.wanted = settings.executors
         """How many executors the keeper sees to."""
@@ -161,6 +166,7 @@ class Services:
     def start_scheduler(self) -> None:
         flags = ["--port", str(self.port), "--executor-bind", f"tcp://127.0.0.1:{self.executor_port}"]
         flags += ["--run-dir", str(self.folder / "run"), "--frontends", str(self.settings.frontends)]
+        flags += ["--admin-port", str(self.admin_port)] if self.settings.admin else []
         command = [sys.executable, "-m", "scheduler_svc", *flags, *self.settings.scheduler_flags]
         self.scheduler = spawn(command, self.folder / "scheduler.log")
 
@@ -175,9 +181,9 @@ class Services:
                 await self.start_executor()
             await asyncio.sleep(0.03)
 
-    async def start_executor(self) -> Member:
+    async def start_executor(self, *, spare: bool = False) -> Member:
         self.num_started += 1
-        name = f"{'real' if self.settings.real else 'fake'}-{self.num_started}"
+        name = f"{'spare' if spare else 'real' if self.settings.real else 'fake'}-{self.num_started}"
         cable = self._cable()
         relay = Relay(self.executor_port, "127.0.0.1" if cable is None else cable.host)
         await relay.start()
@@ -186,10 +192,12 @@ class Services:
         flags = ["--scheduler", f"tcp://{relay.host}:{relay.port}", "--name", name, "--model", str(DEFAULT_MODEL)]
         flags += ["--served-model-name", "model", "--num-blocks", "96", "--max-num-seqs", "8"]
         flags += ["--scheduler-timeout-s", str(self.settings.patience_s), *self._kind_flags(script)]
+        flags += ["--transfer-bind", f"tcp://{'127.0.0.1' if cable is None else cable.far_host}:*"]
+        flags += ["--spare"] if spare else []
         module = "executor_svc" if self.settings.real else "executor_svc.fake"
         inside = [] if cable is None else cable.command
         process = spawn([*inside, sys.executable, "-m", module, *flags], self.folder / "executors.log")
-        member = Member(name, process, relay, cable, script)
+        member = Member(name, process, relay, cable, script, spare)
         self.members.append(member)
         return member
 
@@ -209,6 +217,7 @@ class Services:
             idle = Cable()
             self._cables.append(idle)
         idle.plug()
+        idle.join()
         return idle
 
     async def _bury(self, member: Member) -> None:
@@ -221,8 +230,8 @@ class Services:
 
     @property
     def staying(self) -> list[Member]:
-        """Executors that live and are not leaving, the oldest first."""
-        return [member for member in self.members if member.lives and not member.leaving]
+        """Executors that live and are not leaving, the oldest first; no spares."""
+        return [member for member in self.members if member.lives and not member.leaving and not member.spare]
 
     @property
     def ready(self) -> list[Member]:
@@ -248,9 +257,11 @@ class Services:
             member.relay.set(Weather.FAIR)
             if member.cable is not None:
                 member.cable.plug()
+                member.cable.join()
             member.signal(signal.SIGCONT)
             self.tell(member)
-        for member in self.staying[self.wanted :]:
+        spares = [member for member in self.members if member.spare and not member.leaving]
+        for member in [*self.staying[self.wanted :], *spares]:
             member.leave()
 
     # --- looking ---
@@ -267,6 +278,16 @@ class Services:
     async def metrics(self) -> dict[str, float]:
         return (await self.look())[0]
 
+    async def handovers(self) -> dict[str, int]:
+        """How many there have been since the scheduler began, by how they ended."""
+        text = (await get(self.port, "/metrics")).body.decode()
+        return {outcome: int(float(value)) for outcome, value in _HANDOVERS.findall(text)}
+
+    async def states(self) -> dict[str, str]:
+        """The state of each attached executor, as operators see it; empty when nobody answers."""
+        answer = await get(self.admin_port, "/admin/executors")
+        return {told["name"]: told["state"] for told in answer.json["data"]} if answer.status == 200 else {}
+
     async def executor_of(self, request_id: str) -> str | None:
         """The executor that runs a request's first sequence."""
         answer = await get(self.port, f"/v1/requests/{request_id}")
@@ -278,7 +299,7 @@ class Services:
     def frontend_pids(self) -> list[int]:
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(self.scheduler.pid).children()
-            return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+            return [child.pid for child in children if "scheduler_svc.frontend" in _command_of(child)]
         return []
 
     async def is_whole(self) -> bool:
@@ -319,6 +340,15 @@ class Services:
             if time.monotonic() > deadline:
                 raise Unfit(f"waited {patience_s:g} s for {what}; logs are in {self.folder}")
             await asyncio.sleep(POLL_S)
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    """Empty when it has ended."""
+    try:
+        command: list[str] = process.cmdline()
+    except psutil.Error:
+        return []
+    return command
 
 
 async def served(settings: Settings, use: Callable[[Services], Awaitable[T]]) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.schedule import ACTIONS, KINDS, POISON, Kind, plan_round
+from tests.chaos.schedule import ACTIONS, BLOWS, KINDS, POISON, Kind, plan_round
 
 
 def test_a_seed_gives_one_round() -> None:
@@ -22,6 +22,8 @@ def test_every_disturbance_and_action_comes_up() -> None:
     deeds = [deed for seed in range(1000) for deed in plan_round(seed).disturbances]
     assert {deed.kind for deed in deeds} == {*KINDS, Kind.HOLD, Kind.TERM_SCHEDULER, Kind.KILL_SCHEDULER}
     assert {deed.action for deed in deeds if deed.action} == set(ACTIONS)
+    struck = {(deed.blow, deed.at_target) for deed in deeds if deed.kind is Kind.STRIKE}
+    assert struck == {(blow, at_target) for blow in BLOWS for at_target in (False, True)}
 
 
 def test_answers_are_a_function_of_the_request() -> None:
