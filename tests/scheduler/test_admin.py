@@ -31,6 +31,7 @@ from scheduler_svc.admin.link import AdminLink
 from scheduler_svc.admin.roster import roster
 from scheduler_svc.admin.steering import obey
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.pauses import MAX_PAUSES, Pauses
 from scheduler_svc.stats import gather
 from tests.scheduler.test_membership import Rig, hello, result
 
@@ -229,6 +230,43 @@ def test_all_executors_of_a_model_are_paused_and_resumed(rig: AdminRig) -> None:
     assert rig.ask("POST", "models/m/resume").status_code == 202
     assert rig.state("one") == rig.state("two") == "attached"
     assert error(rig.ask("POST", "models/m/resume"), 409)["code"] == "wrong_state"
+
+
+@pytest.mark.parametrize("incarnation", [b"i", b"new"], ids=["its connection", "its process"])
+def test_a_pause_outlives_what_it_was_attached_by(rig: AdminRig, incarnation: bytes) -> None:
+    rig.two()
+    rig.ask("POST", "executors/one/drain")
+    rig.membership.lose(rig.membership.executors[0], 0.0, "connection lost")
+    rig.attach(b"r", incarnation=incarnation)
+    stream = rig.submit()
+    rig.membership.plan_idle_lanes(0.0)
+    assert (rig.state("one"), rig.state("two")) == ("paused", "attached")
+    running = {told["name"]: told["running"] for told in rig.ask("GET", "executors").json()["data"]}
+    assert running == {"one": 0, "two": 1} and rig.streamed(stream) == []
+    assert rig.ask("POST", "executors/one/resume").status_code == 202 and rig.state("one") == "attached"
+    rig.receive(b"r2", hello(incarnation=incarnation))
+    assert rig.state("one") == "attached", "nor does a pause outlive its end"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("DELETE", "executors/one"), ("POST", "executors/one/resume"), ("POST", "models/m/resume")],
+)
+def test_the_pause_of_one_that_is_away_can_be_ended(rig: AdminRig, method: str, path: str) -> None:
+    rig.attach()
+    rig.ask("POST", "models/m/pause")
+    rig.membership.lose(rig.membership.executors[0], 0.0, "connection lost")
+    assert rig.ask(method, path).status_code == 202
+    error(rig.ask(method, path), 404)
+    rig.attach(b"r")
+    assert rig.state() == "attached"
+
+
+def test_pauses_are_bounded() -> None:
+    pauses = Pauses()
+    for i in range(MAX_PAUSES + 1):
+        pauses.add(f"gpu-{i}", "m")
+    assert len(pauses) == MAX_PAUSES and "gpu-0" not in pauses and "gpu-1" in pauses
 
 
 def test_the_frontends_are_told_when_what_is_served_changes(rig: AdminRig) -> None:
