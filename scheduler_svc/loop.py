@@ -116,7 +116,10 @@ class CoreLoop:
         address, key_file = f"ipc://{self._run_dir}/admin.sock", self._settings.admin_key_file
         key_flags = [] if key_file is None else ["--key-file", str(key_file)]
         self._supervisor.add("admin", listener, "scheduler_svc.admin", "--core", address, *key_flags)
-        return AdminDesk(frontend_socket(self._context, address), self._scheduler, self._membership)
+        desk_socket = frontend_socket(self._context, address)
+        return AdminDesk(
+            desk_socket, self._scheduler, self._membership, lambda now: self._supervisor.heard("admin", now)
+        )
 
     # --- life ---
 
