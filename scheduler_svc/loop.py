@@ -21,7 +21,6 @@ from common.wire import (
     FrontendHello,
     Inquiry,
     Message,
-    Serving,
     Stats,
     Submit,
     WireError,
@@ -31,6 +30,7 @@ from common.wire import (
 from scheduler_svc.admin.desk import AdminDesk
 from scheduler_svc.core import Scheduler, account_of
 from scheduler_svc.membership import Membership
+from scheduler_svc.offer import Offer
 from scheduler_svc.plan_log import PlanLog, RecordedScheduler
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.sockets import (
@@ -96,7 +96,7 @@ class CoreLoop:
         )
         self._supervisor = Supervisor(settings, listener, address)
         self._desk = None if admin_listener is None else self._open_desk(admin_listener)
-        self._announced: list[str] = []
+        self._offer = Offer(self._scheduler)
         self._junk_seen = Seldom()
         self._peers: list[bytes] = []
         """Frontends by their number in the core."""
@@ -116,7 +116,10 @@ class CoreLoop:
         address, key_file = f"ipc://{self._run_dir}/admin.sock", self._settings.admin_key_file
         key_flags = [] if key_file is None else ["--key-file", str(key_file)]
         self._supervisor.add("admin", listener, "scheduler_svc.admin", "--core", address, *key_flags)
-        return AdminDesk(frontend_socket(self._context, address), self._scheduler, self._membership)
+        desk_socket = frontend_socket(self._context, address)
+        return AdminDesk(
+            desk_socket, self._scheduler, self._membership, lambda now: self._supervisor.heard("admin", now)
+        )
 
     # --- life ---
 
@@ -207,13 +210,11 @@ class CoreLoop:
             for name in dead:
                 self._lose_frontend(name.encode(), now)
         expiry = self._scheduler.expire(now)
-        offered = self._offered(now)
         # The executors first: they compute while the frontends are told.
         self._membership.plan_idle_lanes(now)
         self._flush()
-        if self._membership.models_changed or offered != self._announced:
+        if self._announce_models(now) or self._membership.models_changed:
             self._membership.models_changed = False
-            self._announce_models(now)
             self._next_beat = now
         if now >= self._next_beat:
             self._check_when_idle(now)
@@ -261,7 +262,7 @@ class CoreLoop:
                 pass
             case FrontendHello():
                 self._scheduler.abort_owner(owner, now)
-                self._send_frontend(owner, encode(self._serving(now)))
+                self._send_frontend(owner, encode(self._offer.told))
                 self._send_frontend(owner, encode(self._stats(now)))
             case Submit() if self._stopping_since is not None:
                 self._scheduler.refuse(owner, message, Ended(0, EndReason.SHUTDOWN, message="the service is stopping"))
@@ -305,20 +306,14 @@ class CoreLoop:
             if error.errno == zmq.EAGAIN:
                 self._supervisor.kill(self._peers[owner].decode(errors="replace"))
 
-    def _offered(self, now: float) -> list[str]:
-        """Names of the models that can be asked for."""
-        return [name for name in self._scheduler.models if self._scheduler.is_offered(name, now)]
-
-    def _serving(self, now: float) -> Serving:
-        models, capacity = self._scheduler.models, self._scheduler.kv_capacity
-        names = self._offered(now)
-        return Serving(tuple(models[name] for name in names), tuple(capacity[name] for name in names))
-
-    def _announce_models(self, now: float) -> None:
-        self._announced = self._offered(now)
-        data = encode(self._serving(now))
-        for owner in range(len(self._peers)):
-            self._send_frontend(owner, data)
+    def _announce_models(self, now: float) -> bool:
+        """Tell the frontends what can be asked for, where that has changed. Returns whether it has."""
+        serving = self._offer.news(now)
+        if serving is not None:
+            data = encode(serving)
+            for owner in range(len(self._peers)):
+                self._send_frontend(owner, data)
+        return serving is not None
 
     def _stats(self, now: float) -> Stats:
         return gather(self._scheduler, self._membership, stopping=self._stopping_since is not None)

@@ -30,6 +30,7 @@ from common.wire import (
 from scheduler_svc.core import AttachError, Lane, LaneError, Scheduler
 from scheduler_svc.core.config import Preemption
 from scheduler_svc.core.pacing import Deadline
+from scheduler_svc.pauses import Pauses
 from scheduler_svc.tickets import Tickets
 
 log = structlog.get_logger()
@@ -102,6 +103,7 @@ class Membership:
         """Refusals of the same executor are not logged again before."""
         self.models_changed = False
         """Set when a lane came or went; the loop tells the frontends and clears it."""
+        self.pauses = Pauses()
         self.losses: dict[str, tuple[str, float]] = {}
         """Why and when an executor of this name was lost last; the newest loss comes last."""
         self._junk_seen, self._late, self._foreign = Seldom(), Seldom(), Seldom()
@@ -199,6 +201,8 @@ class Membership:
         self._quiet_until.clear()
         executor = Executor(peer, hello.name, hello.incarnation, lane, now, hello.device, now)
         self._by_peer[peer] = self._by_epoch[lane.epoch] = executor
+        if hello.name in self.pauses:
+            self._scheduler.pause(lane, now)
         self.models_changed = True
         self._send(peer, encode(Welcome(lane.epoch, self._heartbeat_ms)))
         log.info(

@@ -82,7 +82,7 @@ class SchedulerSettings(ServiceSettings):
     iteration_timeout_s: float = Field(60.0, gt=0, description="an executor that takes longer for a plan is lost")
     iteration_floor_s: float = Field(10.0, gt=0, description="least of the deadline learned from measured iterations")
     frontend_timeout_s: float = Field(
-        20.0, ge=3, description="a frontend or the batch runner, silent for so long, is started anew"
+        20.0, ge=3, description="a frontend, the batch runner or the admin process, silent for so long, is started anew"
     )
     grace_s: float = Field(8.0, ge=0, description="seconds that running requests get at SIGTERM")
     max_body_mb: int = Field(32, ge=1, le=256, description="largest request body")

@@ -2,6 +2,7 @@
 
 from common.wire.admin import (
     Action,
+    AdminAlive,
     Command,
     ExecutorAccount,
     Loss,
@@ -65,6 +66,7 @@ __all__ = [
     "Abort",
     "Account",
     "Action",
+    "AdminAlive",
     "Alive",
     "BlocksRead",
     "Command",

@@ -56,6 +56,15 @@ class Command(Message):
     """Of a drain: what no other executor has room for until then goes back to the queue; 0: it runs to its end."""
 
 
+@message(kind=42)
+@dataclass(frozen=True, slots=True, eq=False)
+class AdminAlive(Message):
+    """The admin process's event loop turns. Sent each second; when it falls silent, it is ended and started anew."""
+
+    num_pending: Annotated[int, COUNT]
+    """Questions that await their answer there."""
+
+
 @message(kind=50)
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome(Message):

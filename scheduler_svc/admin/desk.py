@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import structlog
 import zmq
 
-from common.wire import Command, Message, Survey, WireError, decode, encode
+from common.wire import AdminAlive, Command, Message, Survey, WireError, decode, encode
 from scheduler_svc.admin.roster import roster
 from scheduler_svc.admin.steering import obey
 from scheduler_svc.core import Scheduler
@@ -22,9 +23,16 @@ MAX_ANSWERS = 16
 class AdminDesk:
     """Reads a ROUTER socket that only the admin process is to dial. Junk is logged and dropped."""
 
-    def __init__(self, socket: zmq.Socket[bytes], scheduler: Scheduler, membership: Membership) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        scheduler: Scheduler,
+        membership: Membership,
+        heard: Callable[[float], None],
+    ) -> None:
+        """`heard` is told when the admin process has shown life."""
         self.socket = socket
-        self._scheduler, self._membership = scheduler, membership
+        self._scheduler, self._membership, self._heard = scheduler, membership, heard
 
     def serve(self, now: float) -> None:
         """Answer what has come."""
@@ -46,6 +54,9 @@ class AdminDesk:
 
     def _answer(self, question: Message | None, now: float) -> Message | None:
         match question:
+            case AdminAlive():
+                self._heard(now)
+                return None
             case Survey():
                 return roster(question.number, self._scheduler, self._membership, now)
             case Command():

@@ -6,6 +6,8 @@ import hmac
 from hashlib import sha256
 from pathlib import Path
 
+from common.curve import warn_if_exposed
+
 MIN_CHARACTERS = 16
 
 
@@ -17,13 +19,17 @@ class AdminKey:
 
     @classmethod
     def read(cls, path: Path) -> AdminKey:
-        """The key that a file holds, alone. Raises OSError, and ValueError for what is no key."""
+        """The key that a file holds, alone; warns of a file that others can read.
+
+        Raises OSError, and ValueError for what is no key.
+        """
         try:
             key = path.read_text().strip()
         except UnicodeDecodeError:
             key = ""
         if len(key) < MIN_CHARACTERS or not key.isascii() or any(c.isspace() for c in key):
             raise ValueError(f"admin-key-file {path} must hold one key of {MIN_CHARACTERS} characters or more, alone")
+        warn_if_exposed(path)
         return cls(key)
 
     def opens(self, authorization: str) -> bool:

@@ -10,13 +10,14 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from common.wire import MAX_MESSAGE_BYTES, Message, Outcome, Roster, WireError, decode, encode
+from common.wire import MAX_MESSAGE_BYTES, AdminAlive, Message, Outcome, Roster, WireError, decode, encode
 from scheduler_svc.frontend.errors import unavailable
 
 log = structlog.get_logger()
 
 IDENTITY = b"admin"
 TIMEOUT_S = 2.0
+ALIVE_S = 1.0
 MAX_PENDING = 64
 NUMBERS = 1 << 32
 
@@ -39,12 +40,13 @@ class AdminLink:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.connect(self._address)
-        self._reader = asyncio.get_running_loop().create_task(self._read())
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._read()), loop.create_task(self._show_life())]
 
     async def close(self) -> None:
-        self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
         self._context.term()
 
@@ -63,6 +65,13 @@ class AdminLink:
             raise unavailable("the scheduler does not answer", "no_scheduler") from None
         finally:
             del self._pending[number]
+
+    async def _show_life(self) -> None:
+        """Each second: tell the core that this loop turns."""
+        while True:
+            with contextlib.suppress(zmq.Again):
+                await self._socket.send(encode(AdminAlive(len(self._pending))), zmq.NOBLOCK)
+            await asyncio.sleep(ALIVE_S)
 
     async def _read(self) -> None:
         """Give each answer to whom it is for; one that nobody waits for any more is dropped."""

@@ -23,8 +23,12 @@ def check_books(scheduler: Scheduler) -> None:
     assert all(s.state is State.WAITING and s.lane is None for s in waiting)
     assert len({id(s) for s in waiting + running}) == len(waiting) + len(running), "a sequence in two places"
     for model, queue in scheduler.queues.items():
-        if any(lane.admits for lane in scheduler.lanes_of(model)):
-            assert all(s.max_length - 1 <= scheduler.kv_capacity[model] for s in queue), "too large for every lane"
+        sizes = [lane.limits.num_blocks * lane.block_size for lane in scheduler.lanes_of(model) if lane.admits]
+        assert queue.room == max(sizes, default=queue.room)
+        assert all((s.max_length - 1 > queue.room) == (s in queue.beyond) for s in queue)
+        held = scheduler.holds_larger(model)
+        assert held or not len(queue.beyond), "too large for every lane, and nothing ends the wait"
+        assert scheduler.kv_capacity[model] <= queue.room or held
     live = {id(s) for s in scheduler.live.values()}
     fenced = {id(s) for s in running if s.aborted}
     assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"

@@ -24,7 +24,7 @@ MAX_DUE = 512
 
 
 class ModelQueue:
-    """Long prompts stand apart, so that short ones can pass a long prefill."""
+    """Long prompts stand apart, so that short ones can pass a long prefill; so does what no lane can hold now."""
 
     def __init__(self, config: SchedulerConfig, counters: Counters) -> None:
         self._config = config
@@ -34,7 +34,10 @@ class ModelQueue:
             self.share = FairShare(config.tenant_weights, config.output_token_weight)
         self.long_threshold = 0
         """Sequences that enter with more tokens are long."""
-        self.short, self.long = self._line(), self._line()
+        self.room = 0
+        """Tokens of KV in the largest pool of the lanes that take sequences, or that did last."""
+        self.short, self.long, self.beyond = self._line(), self._line(), self._line()
+        """`beyond`: those that need more than the room. They wait for a larger lane, in nobody's way."""
         self.clock = WaitClock(counters.waited_s)
         self.lengths = OutputLengths()
         """What the model's answers taught."""
@@ -56,11 +59,17 @@ class ModelQueue:
         return WaitingQueue() if self.share is None else FairQueue(self.share)
 
     def __len__(self) -> int:
+        return self.num_within + len(self.beyond)
+
+    @property
+    def num_within(self) -> int:
+        """Members that a lane can hold."""
         return len(self.short) + len(self.long)
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.short
         yield from self.long
+        yield from self.beyond
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._part(sequence)
@@ -116,6 +125,15 @@ class ModelQueue:
         self._count_new(sequence, 1)
         self._part(sequence).add(sequence)
 
+    def set_room(self, room: int) -> None:
+        """The largest pool is another now: who is beyond it stands apart."""
+        moving = [s for s in self if (s.max_length - 1 > self.room) != (s.max_length - 1 > room)]
+        for sequence in moving:
+            self._part(sequence).remove(sequence)
+        self.room = room
+        for sequence in moving:
+            self._part(sequence).add(sequence)
+
     def _count_new(self, sequence: Sequence, sign: int) -> None:
         if sequence.admitted < 0:
             self.num_new += sign
@@ -131,6 +149,8 @@ class ModelQueue:
         return min(short, long, key=lambda sequence: sequence.key)
 
     def _part(self, sequence: Sequence) -> Line:
+        if sequence.max_length - 1 > self.room:
+            return self.beyond
         return self.long if sequence.is_long else self.short
 
     # --- order ---
@@ -186,7 +206,7 @@ class ModelQueue:
 
     def blocked(self, head: Sequence | None, reason: WaitReason, aside: list[Sequence], now: float) -> None:
         """Note what a plan found: what stopped the admission of the head, and whom it had set aside by policy."""
-        own = [(sequence, WaitReason.POLICY) for sequence in aside]
+        own = [(sequence, WaitReason.POLICY) for sequence in (*aside, *self.beyond)]
         if head is not None:
             own.append((head, reason))
         self.clock.set(BEHIND.get(reason, WaitReason.POLICY), own, now)

@@ -48,7 +48,7 @@ class Scheduler:
         self.models: dict[str, ModelCard] = {}
         """The card that each model's latest executor brought."""
         self.kv_capacity: dict[str, int] = {}
-        """Tokens of KV in each model's largest pool; while it has no lane, what it last had."""
+        """Tokens of KV in each model's largest pool; when that goes, it still counts for the hold time."""
         self.outbox: list[tuple[int, Message]] = []
         """(frontend, message) in the order in which they must be sent."""
         self.live: dict[tuple[int, int], Sequence] = {}
@@ -59,6 +59,8 @@ class Scheduler:
         self.handovers = Handovers(config, self.counters)
         self._vacant_since: dict[str, float] = {}
         """Since when a known model has had no lane that takes sequences."""
+        self._shrunk_since: dict[str, float] = {}
+        """Since when a model's lanes that take sequences have been too small for some that it had accepted, or may."""
         self._num_submitted = 0
         self._last_epoch = first_epoch - 1
         self._drain_rate = DrainRate()
@@ -191,12 +193,17 @@ class Scheduler:
             if vacant != model.name and not len(self.queues[vacant]) and not self.lanes_of(vacant):
                 for table in (self.models, self.queues, self.kv_capacity, self._vacant_since):
                     del table[vacant]
+                self._shrunk_since.pop(vacant, None)
         if not cards_fit(self.models, model):
             raise AttachError("the models served make too many or too large cards for one more")
 
     def is_offered(self, model: str, now: float) -> bool:
         """Whether requests for a known model are accepted: a lane takes them, or did within the hold time."""
         return model not in self._vacant_since or now - self._vacant_since[model] < self.config.hold_s
+
+    def holds_larger(self, model: str) -> bool:
+        """Whether the hold time runs for what none of the lanes that take a model's sequences can hold."""
+        return model in self._shrunk_since
 
     def _admitting(self, model: str) -> list[Lane]:
         """Lanes that take new sequences."""
@@ -209,16 +216,18 @@ class Scheduler:
         for lane in lanes:
             lane.stands_by = lane.spare and not lane.draining and is_served
 
-    def _measure_capacity(self, model: str) -> None:
-        """Note the largest pool among the lanes that take new sequences; where there are none, it stays as it was."""
-        sizes = [lane.limits.num_blocks * lane.block_size for lane in self._admitting(model)]
-        self.kv_capacity[model] = max(sizes, default=self.kv_capacity.get(model, 0))
-
-    def _end_too_large(self, model: str, now: float) -> None:
-        """End what waits and is larger than every pool, lest it stand at the head of the queue for ever."""
-        for sequence in list(self.queues[model]):
-            if sequence.max_length - 1 > self.kv_capacity[model]:
-                self._end(sequence, EndReason.FAILED, now, "no executor that is left has room for this request")
+    def _measure_capacity(self, model: str, since: float) -> None:
+        """Note the largest pool among the lanes that take new sequences. What was accepted, and is larger, waits for a
+        lane of its size for the hold time, from `since` on."""
+        room = max(lane.limits.num_blocks * lane.block_size for lane in self._admitting(model))
+        queue = self.queues[model]
+        if room >= self.kv_capacity.get(model, 0):
+            self.kv_capacity[model] = room
+        elif room < queue.room or model not in self._shrunk_since:
+            self._shrunk_since[model] = since
+        queue.set_room(room)
+        if room >= self.kv_capacity[model] and not len(queue.beyond):
+            self._shrunk_since.pop(model, None)
 
     def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
         """Close a lane, which is lost where there is a `reason`. Its sequences wait again with their tokens; `guilty`
@@ -241,7 +250,7 @@ class Scheduler:
             lane.release(sequence, State.FINISHED if sequence.aborted else State.WAITING)
             if sequence.aborted:
                 continue
-            self._hold_anew(lane.model.name, now)
+            self._hold_anew(lane, now)
             if sequence in members:
                 sequence.strike()
             queue.add(sequence, now)
@@ -259,15 +268,12 @@ class Scheduler:
             reason = WaitReason.PAUSED if self.lanes_of(model) else WaitReason.NO_EXECUTOR
             self.queues[model].all_blocked(reason, now)
             return
-        self._measure_capacity(model)
-        self._end_too_large(model, now)
+        self._measure_capacity(model, now)
 
     def _more_admit(self, model: str, now: float) -> None:
         """One lane of a model more takes new sequences, or stands by."""
         self._review_spares(model)
-        self._vacant_since.pop(model, None)
-        self._measure_capacity(model)
-        self._end_too_large(model, now)
+        self._measure_capacity(model, self._vacant_since.pop(model, now))
         self.queues[model].all_blocked(WaitReason.POLICY, now)
 
     def leave(self, lane: Lane, now: float) -> None:
@@ -295,10 +301,13 @@ class Scheduler:
         """From its next plan on, a lane that drains gives back also the sequences for which no other has room now."""
         lane.must_empty = lane.draining
 
-    def _hold_anew(self, model: str, now: float) -> None:
-        """Who has been served until now waits for an executor as long as any, where there is none."""
+    def _hold_anew(self, lane: Lane, now: float) -> None:
+        """Who has been served until now, by this lane, waits for one as long as any, where there is none."""
+        model = lane.model.name
         if model in self._vacant_since:
             self._vacant_since[model] = now
+        if lane.limits.num_blocks * lane.block_size > self.queues[model].room:
+            self._shrunk_since[model] = now
 
     def drain(self, lane: Lane, now: float) -> None:
         """As `leave`, and move its sequences now, if it is idle. Those for whom no other lane has room finish here."""
@@ -318,8 +327,7 @@ class Scheduler:
             return
         settle(transit, self.queues[model], now, done=done)
         if not done and not lane.admits:
-            self._end_too_large(model, now)  # Who was to go on here may be too large for those that take sequences.
-            self._hold_anew(model, now)
+            self._hold_anew(lane, now)
 
     def expire(self, now: float) -> float | None:
         """End what is over its time or has waited out the hold time, and count how long all wait.
@@ -339,6 +347,16 @@ class Scheduler:
             for sequence in list(self.queues[model]):
                 text = f"no executor served the model {model!r} within {self.config.hold_s:g} s"
                 self._end(sequence, EndReason.NO_EXECUTOR, now, text)
+        for model, since in list(self._shrunk_since.items()):
+            until, queue = since + self.config.hold_s, self.queues[model]
+            if now < until:
+                due = until if due is None else min(due, until)
+                continue
+            del self._shrunk_since[model]
+            self.kv_capacity[model] = min(self.kv_capacity[model], queue.room)
+            for sequence in list(queue.beyond):
+                text = f"no executor with room for this request served {model!r} within {self.config.hold_s:g} s"
+                self._end(sequence, EndReason.NO_EXECUTOR, now, text)
         return due
 
     # --- iterations ---
@@ -349,15 +367,14 @@ class Scheduler:
         if lane.draining:
             self._move_away(lane, now)
             if lane.must_empty and give_back(lane, self._admitting(model), self.queues[model], now):
-                self._hold_anew(model, now)
+                self._hold_anew(lane, now)
         peers = [other for other in self._admitting(model) if other is not lane]
         queue = self.queues[model]
         seating = Seating(lane, peers, queue, now)
         preemptions = self.counters.preemptions
         plan = Planner(lane, queue, seating, self.counters, now).build()
         if not lane.admits and self.counters.preemptions > preemptions:
-            self._end_too_large(model, now)  # Who gave way here finds no seat here again.
-            self._hold_anew(model, now)
+            self._hold_anew(lane, now)  # Who gave way here finds no seat here again.
         return plan
 
     def apply(self, lane: Lane, result: Result, now: float) -> None:

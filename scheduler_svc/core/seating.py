@@ -68,7 +68,7 @@ class Seating:
         lane = self._lane
         more = _blocks_at_hand(peer, sequence) - _blocks_at_hand(lane, sequence)
         slack = max(1, lane.seats // 8) if more else 0
-        total = len(self._queue) + lane.num_running + sum(other.num_running for other in self._peers)
+        total = self._queue.num_within + lane.num_running + sum(other.num_running for other in self._peers)
         share = -(-total // (1 + len(self._peers)))
         if more > 0:
             better = peer.num_running < share + slack

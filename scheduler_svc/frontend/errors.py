@@ -54,9 +54,9 @@ def internal(message: str = "The server had an error while processing the reques
     return ApiError(500, message, kind="server_error", code="internal_error")
 
 
-def timed_out(message: str) -> ApiError:
+def timed_out(message: str, headers: dict[str, str] | None = None) -> ApiError:
     """504: the request was not done within its `X-Request-Timeout`, or the service's own limit."""
-    return ApiError(504, message, kind="timeout_error", code="request_timeout")
+    return ApiError(504, message, kind="timeout_error", code="request_timeout", headers=headers)
 
 
 def from_ending(ended: Ended) -> ApiError:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -96,10 +99,24 @@ class TimeLimit:
         """What is left of it; 0 for no limit of its own. Raises `ApiError` 504 when nothing is."""
         if self._seconds is None:
             return 0
-        left = self._seconds - (time.monotonic() - self._arrived)
+        left = self._left_s(self._seconds)
         if left <= 0:
             raise timed_out(f"not done within {self._seconds:g} s")
         return math.ceil(left * 1000)
+
+    @asynccontextmanager
+    async def bound(self, headers: dict[str, str] | None = None) -> AsyncIterator[None]:
+        """Give up on what is awaited inside when nothing is left. Raises `ApiError` 504, with these headers."""
+        try:
+            async with asyncio.timeout(None if self._seconds is None else self._left_s(self._seconds)) as timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise timed_out(f"not done within {self._seconds:g} s", headers) from None
+
+    def _left_s(self, seconds: float) -> float:
+        return seconds - (time.monotonic() - self._arrived)
 
 
 def header_time_limit(request: Request) -> TimeLimit:

@@ -39,9 +39,12 @@ async def serve(request: Request, prepare: Prepare) -> Response:
     frontend.admit()
     limit = header_time_limit(request)
     with frontend.bodies.hold() as held:
-        fields = parse_fields(
-            await read_body(request, held, frontend.settings.max_body_bytes, frontend.settings.stalled_client_s)
-        )
+        settings = frontend.settings
+        # What is still to come of a body is not read.
+        async with limit.bound({"connection": "close"}):
+            body = await read_body(request, held, settings.max_body_bytes, settings.stalled_client_s)
+        fields = parse_fields(body)
+        del body
         return await _serve(request, prepare, fields, held, limit)
 
 
@@ -61,7 +64,8 @@ async def _serve(request: Request, prepare: Prepare, fields: Fields, held: HeldB
         watch.close()
 
     try:
-        task = await prepare(frontend, fields, generation, _request_id(request, fields))
+        async with limit.bound():
+            task = await prepare(frontend, fields, generation, _request_id(request, fields))
         del fields
         held.release()
         generation.check()

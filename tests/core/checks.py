@@ -82,7 +82,8 @@ def check_reasons(world: World) -> None:
             assert reason is not WaitReason.NONE
             assert (reason is WaitReason.NO_EXECUTOR) == (not lanes)
             assert bool(leaving) or (reason is WaitReason.PAUSED) == (bool(lanes) and not admitting)
-        if waiting and admitting:
+        room = max((lane.limits.num_blocks * lane.block_size for lane in admitting), default=0)
+        if any(sequence.max_length - 1 <= room for sequence in waiting):
             at_work = any(lane.epoch in world.out or lane.arriving or lane.lent for lane in admitting + leaving)
             assert at_work, "somebody waits and no lane is at work"
 

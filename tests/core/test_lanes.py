@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.wire import EndReason
 from scheduler_svc.core import Sequence, State, WaitReason
 from tests.core.model_executor import card
@@ -159,30 +161,65 @@ def test_aborted_ones_end_with_their_lane() -> None:
     world.check_idle()
 
 
-def test_what_fits_no_lane_that_is_left_ends_and_the_others_go_on() -> None:
-    world = World()
+def test_what_fits_no_lane_that_is_left_waits_in_nobodys_way_for_the_hold_time() -> None:
+    world = World(hold_s=10.0)
     large = world.attach(blocks=64)
     world.attach(blocks=4)
-    (too_large,), (fitting,) = world.submit(20, 10, ignore_eos=True), world.submit(5, 5)
+    (begun,), (fitting,) = world.submit(20, 10, ignore_eos=True), world.submit(5, 5)
     world.iterate()
+    at = world.now
     world.lose(large)
-    assert reason(too_large) is EndReason.FAILED
+    waiting = [begun, *(s for _ in range(3) for s in world.submit(20, 10, n=100))]
+    (behind,) = world.submit(5, 5, priority=1)
     world.run()
-    assert whole(fitting)
+    assert whole(fitting, behind) and not any(stream.ended for stream in waiting)
+    world.now = at + 9.0
+    assert world.expire() == pytest.approx(at + 10.0)
+    world.now = at + 10.0
+    world.expire()
+    assert {reason(stream) for stream in waiting} == {EndReason.NO_EXECUTOR}
     (refused,) = world.submit(20, 10)
     assert reason(refused) is EndReason.REJECTED, "the largest pool now is the small one"
+    world.check_idle()
+
+
+@pytest.mark.parametrize("back", ["attach", "resume"])
+def test_what_waits_for_a_larger_lane_goes_on_when_it_is_back(back: str) -> None:
+    world = World(hold_s=10.0)
+    large = world.attach(blocks=64)
+    world.attach(blocks=4)
+    if back == "attach":
+        world.lose(large)
+    else:
+        world.pause(large)
+    (waiting,) = world.submit(20, 10, ignore_eos=True)
+    world.run()
+    assert waiting.ended is None
+    world.now += 9.0
+    world.expire()
+    if back == "attach":
+        world.attach(blocks=64)
+    else:
+        world.resume(large)
+    assert world.expire() is None
+    world.run()
+    assert whole(waiting)
 
 
 def test_a_smaller_replacement_is_not_blocked_by_what_it_cannot_hold() -> None:
-    world = World()
+    world = World(hold_s=10.0)
     lane = world.attach(blocks=64)
     (too_large,), (fitting,) = world.submit(20, 10, ignore_eos=True), world.submit(5, 5)
     world.iterate()
+    at = world.now
     world.lose(lane)
+    world.now = at + 6.0
     world.attach(blocks=4)
-    assert reason(too_large) is EndReason.FAILED
     world.run()
-    assert whole(fitting)
+    assert whole(fitting) and too_large.ended is None
+    world.now = at + 10.0
+    world.expire()
+    assert reason(too_large) is EndReason.NO_EXECUTOR, "the time without any lane counts"
     world.check_idle()
 
 
@@ -285,10 +322,10 @@ def test_what_fits_no_other_lane_finishes_on_the_drained_one() -> None:
     (too_large,), (fitting,) = world.submit(20, 10, ignore_eos=True), world.submit(5, 8, ignore_eos=True)
     world.iterate()
     world.scheduler.drain(leaving, world.now)
-    (refused,) = world.submit(20, 10)
-    assert reason(refused) is EndReason.REJECTED, "the lane that could hold it takes nothing new"
+    (waiting,) = world.submit(20, 10)
     world.run()
     assert whole(too_large, fitting) and len(world.lanes) == 1
+    assert waiting.ended is None, "the lane that could hold it takes nothing new, but may come back"
 
 
 # --- the queue's limit ---

@@ -196,9 +196,9 @@ def test_an_open_lane_is_not_vacated() -> None:
     assert lane.num_running == 2
 
 
-def test_who_gives_way_on_a_paused_lane_and_fits_no_other_ends() -> None:
-    """It would wait for ever: no lane that takes sequences could hold it."""
-    world = World()
+def test_who_gives_way_on_a_paused_lane_and_fits_no_other_waits_out_the_hold_time() -> None:
+    """No lane that takes sequences could hold it."""
+    world = World(hold_s=10.0)
     large = world.attach(blocks=12)
     world.attach(blocks=4)
     streams = [world.submit(14, 20, ignore_eos=True)[0] for _ in range(2)]
@@ -206,7 +206,11 @@ def test_who_gives_way_on_a_paused_lane_and_fits_no_other_ends() -> None:
     assert large.num_running == 2
     world.pause(large)
     world.run()
-    assert {reason(stream) for stream in streams} == {EndReason.LENGTH, EndReason.FAILED}
+    assert {reason(stream) for stream in streams if stream.ended} == {EndReason.LENGTH}
+    assert len(world.scheduler.live) == 1
+    world.now += 10.0
+    world.expire()
+    assert {reason(stream) for stream in streams} == {EndReason.LENGTH, EndReason.NO_EXECUTOR}
     world.check_idle()
 
 

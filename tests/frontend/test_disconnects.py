@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from fake_core import Answer
-from frontend_service import BYTE_LEVEL, Service, events, run_service, wait_until
+from frontend_service import BYTE_LEVEL, Service, error_of, events, run_service, wait_until
 from tokenizers_for_tests import CHATML, byte_level, card
 
 from common.wire import EndReason
@@ -86,12 +86,17 @@ def roomy(roomy_service: Service) -> Service:
     return roomy_service
 
 
-def test_leaving_during_tokenization(roomy: Service) -> None:
-    """The one tokenizer thread is busy: the request in the queue is dropped, and never reaches the core."""
+def test_leaving_or_running_late_during_tokenization(roomy: Service) -> None:
+    """The one tokenizer thread is busy: requests in its queue whose client leaves or whose time is over are dropped,
+    and never reach the core.
+    """
     busy = connect(roomy, "/v1/completions", prompt="The quick brown fox " * 60_000, max_tokens=1)
     time.sleep(0.3)  # a third of what its tokens take: the small one must not arrive before the large one is read
     waiting = connect(roomy, "/v1/completions", prompt="lazy dog " * 1000, max_tokens=1)
     waiting.close()
+    body = json.dumps({"model": BYTE_LEVEL, "prompt": "lazy dog " * 1000, "max_tokens": 1}).encode()
+    late = roomy.raw("/v1/completions", body, **{"X-Request-Timeout": "0.1"})
+    assert error_of(late, 504)["code"] == "request_timeout" and "connection" not in late.headers
     assert roomy.core.wait_for(lambda: bool(roomy.core.requests), 30)
     assert busy.recv(100)
     assert roomy.complete(prompt="Hello " * 2000, max_tokens=1).status_code == 200

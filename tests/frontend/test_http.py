@@ -193,3 +193,11 @@ def test_a_body_that_stops_coming_gives_its_room_back(narrow: Service) -> None:
         assert error_of(stuck.answer(), 408)["code"] == "client_timeout"
         assert stuck.is_closed()
     wait_until(lambda: narrow.raw("/v1/completions", large).status_code == 200)
+
+
+def test_the_time_limit_bounds_a_body_that_trickles(narrow: Service) -> None:
+    with connected(narrow) as slow:
+        slow.send(POST + b"X-Request-Timeout: 0.2\r\n" + FIXED + BODY[:5])
+        answer = slow.answer()
+        assert error_of(answer, 504)["code"] == "request_timeout" and answer.headers["connection"] == "close"
+        assert slow.is_closed()

@@ -14,6 +14,7 @@ import zmq
 
 from common.wire import (
     Action,
+    AdminAlive,
     Command,
     Drain,
     Leaving,
@@ -31,6 +32,7 @@ from scheduler_svc.admin.link import AdminLink
 from scheduler_svc.admin.roster import roster
 from scheduler_svc.admin.steering import obey
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.pauses import MAX_PAUSES, Pauses
 from scheduler_svc.stats import gather
 from tests.scheduler.test_membership import Rig, hello, result
 
@@ -231,6 +233,43 @@ def test_all_executors_of_a_model_are_paused_and_resumed(rig: AdminRig) -> None:
     assert error(rig.ask("POST", "models/m/resume"), 409)["code"] == "wrong_state"
 
 
+@pytest.mark.parametrize("incarnation", [b"i", b"new"], ids=["its connection", "its process"])
+def test_a_pause_outlives_what_it_was_attached_by(rig: AdminRig, incarnation: bytes) -> None:
+    rig.two()
+    rig.ask("POST", "executors/one/drain")
+    rig.membership.lose(rig.membership.executors[0], 0.0, "connection lost")
+    rig.attach(b"r", incarnation=incarnation)
+    stream = rig.submit()
+    rig.membership.plan_idle_lanes(0.0)
+    assert (rig.state("one"), rig.state("two")) == ("paused", "attached")
+    running = {told["name"]: told["running"] for told in rig.ask("GET", "executors").json()["data"]}
+    assert running == {"one": 0, "two": 1} and rig.streamed(stream) == []
+    assert rig.ask("POST", "executors/one/resume").status_code == 202 and rig.state("one") == "attached"
+    rig.receive(b"r2", hello(incarnation=incarnation))
+    assert rig.state("one") == "attached", "nor does a pause outlive its end"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("DELETE", "executors/one"), ("POST", "executors/one/resume"), ("POST", "models/m/resume")],
+)
+def test_the_pause_of_one_that_is_away_can_be_ended(rig: AdminRig, method: str, path: str) -> None:
+    rig.attach()
+    rig.ask("POST", "models/m/pause")
+    rig.membership.lose(rig.membership.executors[0], 0.0, "connection lost")
+    assert rig.ask(method, path).status_code == 202
+    error(rig.ask(method, path), 404)
+    rig.attach(b"r")
+    assert rig.state() == "attached"
+
+
+def test_pauses_are_bounded() -> None:
+    pauses = Pauses()
+    for i in range(MAX_PAUSES + 1):
+        pauses.add(f"gpu-{i}", "m")
+    assert len(pauses) == MAX_PAUSES and "gpu-0" not in pauses and "gpu-1" in pauses
+
+
 def test_the_frontends_are_told_when_what_is_served_changes(rig: AdminRig) -> None:
     rig.attach()
     for path in ("executors/one/drain", "executors/one/resume"):
@@ -331,13 +370,16 @@ def test_the_desk_answers_and_drops_junk() -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
         router.bind("inproc://admin")
         dealer.connect("inproc://admin")
-        desk = AdminDesk(router, rig.scheduler, rig.membership)
+        heard: list[float] = []
+        desk = AdminDesk(router, rig.scheduler, rig.membership, heard.append)
         for junk in (b"", b"\xc1", b"\x92\x28", encode(Leaving(1, "x")), encode(Outcome(1, 1))):
             dealer.send(junk)
         dealer.send_multipart([encode(Survey(1)), b""])
         dealer.send(encode(Survey(5)))
         dealer.send(encode(Command(6, Action.DRAIN, False, "one")))
+        dealer.send(encode(AdminAlive(0)))
         desk.serve(0.0)
+        assert heard == [0.0]
         first, second = decode(dealer.recv()), decode(dealer.recv())
         assert isinstance(first, Roster) and first.number == 5 and first.executors[0].state == "attached"
         assert second == Outcome(6, 1, "")
@@ -357,3 +399,22 @@ def test_a_core_that_does_not_answer_is_503(monkeypatch: pytest.MonkeyPatch, tmp
             await link.close()
 
     asyncio.run(ask())
+
+
+def test_the_admin_process_shows_life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("scheduler_svc.admin.link.ALIVE_S", 0.01)
+
+    async def listen(router: zmq.Socket[bytes]) -> None:
+        link = AdminLink(f"ipc://{tmp_path}/core")
+        link.open()
+        try:
+            for _ in range(2):
+                while not router.poll(0):
+                    await asyncio.sleep(0.005)
+                assert isinstance(decode(router.recv_multipart()[1]), AdminAlive)
+        finally:
+            await link.close()
+
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(f"ipc://{tmp_path}/core")
+        asyncio.run(asyncio.wait_for(listen(router), 10))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from common.addresses import is_loopback
 from scheduler_svc.admin.key import AdminKey
@@ -50,6 +51,16 @@ def test_a_key_file_holds_one_key_alone(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ValueError, match="must hold one key"):
             AdminKey.read(file)
+
+
+def test_a_key_file_that_others_can_read_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    for mode, times in ((0o600, 0), (0o644, 1)):
+        file.chmod(mode)
+        with capture_logs() as logs:
+            AdminKey.read(file)
+        assert [entry["file"] for entry in logs if entry["log_level"] == "warning"] == [str(file)] * times
 
 
 def test_an_admin_api_beyond_loopback_needs_a_key(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""The supervisor ends children that hang, whichever socket they speak on."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.supervisor import Supervisor
+
+
+@pytest.mark.parametrize("name", ["frontend-0", "admin"])
+def test_a_child_that_falls_silent_is_killed_and_started_anew(name: str) -> None:
+    settings = SchedulerSettings(frontends=1, frontend_timeout_s=5.0)
+    with socket.socket() as listener:
+        supervisor = Supervisor(settings, listener, "ipc:///nowhere")
+        supervisor.add("admin", None, "scheduler_svc.admin")
+        for child in supervisor._children:
+            child.command = ["/bin/sleep", "60"]
+        supervisor.start(0.0)
+        try:
+            [child] = [child for child in supervisor._children if child.name == name]
+            first = child.process
+            assert first is not None
+            for i in range(8):
+                assert supervisor.check(float(i)) == ([], None), "one that has not spoken yet may be loading"
+            supervisor.heard(name, 8.0)
+            for i in range(8, 14):
+                assert supervisor.check(float(i)) == ([], None)
+            assert supervisor.check(13.5) == ([], None), "killed, and not yet reaped"
+            first.wait(10)
+            assert supervisor.check(14.0)[0] == [name]
+            assert child.process is not first and child.process is not None
+        finally:
+            supervisor.kill()
