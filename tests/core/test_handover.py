@@ -155,14 +155,16 @@ def test_a_target_that_drains_passes_on_what_has_come() -> None:
     assert world.scheduler.counters.handovers_done == 2
 
 
-def test_who_does_not_come_to_a_closed_lane_and_fits_no_other_ends() -> None:
-    """It would stand at the head of the queue for ever: no lane that takes sequences could hold it."""
-    world, source, target = begun()
+def test_who_does_not_come_to_a_closed_lane_and_fits_no_other_waits_for_one_that_it_fits() -> None:
+    world, source, target = begun(hold_s=5.0)
     world.drain(source)
     world.attach(blocks=4)
     world.pause(target)
     world.fetches.come(1, fail=True)
-    assert reason(*streams(world)) is EndReason.FAILED
+    assert reason(*streams(world)) is None
+    world.now += 5.0
+    world.expire()
+    assert reason(*streams(world)) is EndReason.NO_EXECUTOR
     world.run()
     world.check_idle()
 

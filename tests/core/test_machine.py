@@ -175,6 +175,8 @@ class CalmMachine(RuleBasedStateMachine):
             if not any(lane.admits for lane in lanes):
                 model, size = (lanes[0].model, lanes[0].block_size) if lanes else (self.model(name), 4)
                 world.attach(200, size, 8, 64, model)
+            elif len(world.scheduler.queues[name].beyond):
+                world.attach(200, lanes[0].block_size, 8, 64, lanes[0].model)
         preemptions, live = world.scheduler.counters.preemptions, len(world.scheduler.live)
         world.run(5000)
         world.check_idle()

@@ -158,6 +158,10 @@ class Walk:
             if not any(lane.admits for lane in world.scheduler.lanes_of(name)):
                 self._attach(name, 80)
         world.run(20_000)
+        for name, queue in world.scheduler.queues.items():
+            while len(queue.beyond):  # a spare that stands by does not help them
+                self._attach(name, 80)
+        world.run(20_000)
         world.check_idle()
 
     # --- clients ---
