@@ -16,10 +16,10 @@ from tests.chaos.services import Services, Settings, served
 
 
 def test_a_few_rounds_lose_change_and_double_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--rounds", "5", "--seed", "23", "--jobs", "1", "--network", "relay"])
+    status = main(["--rounds", "3", "--seed", "23", "--jobs", "1", "--network", "relay"])
     printed = capsys.readouterr().out
     assert status == 0, printed
-    assert printed.splitlines()[-1].startswith("rounds 5 lost 0 changed 0 duplicated 0 recovery_p99_ms ")
+    assert printed.splitlines()[-1].startswith("rounds 3 lost 0 changed 0 duplicated 0 recovery_p99_ms ")
 
 
 async def _each_on_one_service(services: Services) -> dict[str, object]:
@@ -33,6 +33,7 @@ async def _each_on_one_service(services: Services) -> dict[str, object]:
     }
 
 
+@pytest.mark.nightly
 def test_a_soak_fuzzed_requests_and_junk_do_no_harm(tmp_path: Path) -> None:
     settings = Settings(tmp_path, frontends=1, executors=1, delay_s=0.001)
     found = asyncio.run(served(settings, _each_on_one_service))
@@ -45,6 +46,7 @@ def test_a_soak_fuzzed_requests_and_junk_do_no_harm(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.nightly
 def test_requests_made_from_the_description_are_answered_as_it_says(tmp_path: Path) -> None:
     settings = http.settings(tmp_path)
     assert asyncio.run(served(settings, lambda services: http.run(services, 0, 1, num_described=40))) == []

@@ -117,6 +117,7 @@ def test_a_killed_scheduler_loses_and_repeats_nothing(survivor: Callable[..., Su
     run.check(before)
 
 
+@pytest.mark.nightly
 def test_a_killed_runner_is_started_anew_and_sigterm_leaves_lines_in_flight_for_the_next_start(
     survivor: Callable[..., Survivor],
 ) -> None:

@@ -21,7 +21,11 @@ def join(events: Iterator[dict[str, Any]]) -> str:
     return "".join(choice["text"] for event in events for choice in event["choices"])
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 7, "top_p": 0.9}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param({}, marks=pytest.mark.nightly), {"temperature": 1.0, "seed": 7, "top_p": 0.9}],
+    ids=["greedy", "seeded"],
+)
 def test_a_stream_survives_kill_9_and_a_fresh_executor(start: Callable[..., Any], sampling: dict[str, Any]) -> None:
     stack = start()
     first = stack.real("one", "--max-num-seqs", "4")

@@ -76,7 +76,14 @@ def fake(stack: Any, name: str, **options: Any) -> FakeExecutor:
     return made
 
 
-@pytest.mark.parametrize("how", ["whole", "the source says nothing", "the source dies"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "whole",
+        pytest.param("the source says nothing", marks=pytest.mark.nightly),
+        pytest.param("the source dies", marks=pytest.mark.nightly),
+    ],
+)
 def test_whatever_becomes_of_a_hand_over_the_answers_are_the_same(start: Callable[..., Any], how: str) -> None:
     """A scripted executor's KV is a hash of the history: one wrong block, and the text is another."""
     stack = start("--handover", "always", "--no-prefix-caching", "--heartbeat-ms", "100", "--heartbeat-timeout-s", "1")

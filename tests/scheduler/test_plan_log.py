@@ -20,7 +20,7 @@ from scheduler_svc.plan_log.replay import main
 from tests.core.model_executor import card
 from tests.scheduler.recorded import RecordedWorld, eventful
 
-QUESTIONS = {"lanes_of", "is_offered", "why", "waiting_by_reason", "check_invariants"}
+QUESTIONS = {"holds_larger", "lanes_of", "is_offered", "why", "waiting_by_reason", "check_invariants"}
 """Public methods that change nothing."""
 
 
