@@ -188,6 +188,7 @@ def test_a_body_that_stops_coming_gives_its_room_back(narrow: Service) -> None:
     with connected(narrow) as stuck, connected(narrow) as gone:
         stuck.send(POST + b"Content-Length: %d\r\n\r\n" % len(large), large[:600_000])
         gone.send(POST + b"Content-Length: %d\r\n\r\n" % len(large), large[:300_000])
+        time.sleep(0.3)  # who asks before both have come may take the room that they are to hold
         wait_until(lambda: narrow.raw("/v1/completions", large).status_code == 503)
         gone.socket.close()
         assert error_of(stuck.answer(), 408)["code"] == "client_timeout"
