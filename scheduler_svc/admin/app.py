@@ -15,7 +15,7 @@ from common.addresses import is_loopback
 from scheduler_svc.admin import routes
 from scheduler_svc.admin.key import AdminKey
 from scheduler_svc.admin.link import AdminLink
-from scheduler_svc.frontend.errors import ApiError, ClientGone, internal
+from scheduler_svc.frontend.errors import ApiError, ClientGone, from_http_exception, internal
 
 log = structlog.get_logger()
 
@@ -78,12 +78,8 @@ async def _answer_client_gone(_request: Request, _error: Exception) -> Response:
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    text = {404: "there is nothing at this path", 405: f"{request.method} is not allowed here"}
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    message = text.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
+    return from_http_exception(request.method, error).response()
 
 
 async def _answer_fault(_request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 import zmq
 
+from common.logs import Seldom
 from common.wire import AdminAlive, Command, Message, Survey, WireError, decode, encode
 from scheduler_svc.admin.roster import roster
 from scheduler_svc.admin.steering import obey
@@ -33,6 +34,7 @@ class AdminDesk:
         """`heard` is told when the admin process has shown life."""
         self.socket = socket
         self._scheduler, self._membership, self._heard = scheduler, membership, heard
+        self._junk_seen = Seldom()
 
     def serve(self, now: float) -> None:
         """Answer what has come."""
@@ -44,7 +46,8 @@ class AdminDesk:
             try:
                 question = decode(parts[1]) if len(parts) == 2 else None
             except WireError as error:
-                log.warning("junk on the admin socket dropped", error=str(error))
+                if self._junk_seen.happens():
+                    log.warning("junk on the admin socket dropped", error=str(error), count=self._junk_seen.count)
                 continue
             answer = self._answer(question, now)
             if answer is not None:
@@ -61,5 +64,6 @@ class AdminDesk:
                 return roster(question.number, self._scheduler, self._membership, now)
             case Command():
                 return obey(question, self._scheduler, self._membership, now)
-        log.warning("unexpected message on the admin socket dropped", kind=type(question).__name__)
+        if self._junk_seen.happens():
+            log.warning("unexpected message on the admin socket dropped", kind=type(question).__name__)
         return None

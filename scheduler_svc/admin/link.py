@@ -12,14 +12,12 @@ import zmq.asyncio
 
 from common.wire import MAX_MESSAGE_BYTES, AdminAlive, Message, Outcome, Roster, WireError, decode, encode
 from scheduler_svc.frontend.errors import unavailable
+from scheduler_svc.frontend.questions import Questions
 
 log = structlog.get_logger()
 
 IDENTITY = b"admin"
-TIMEOUT_S = 2.0
 ALIVE_S = 1.0
-MAX_PENDING = 64
-NUMBERS = 1 << 32
 
 Answer = Outcome | Roster
 
@@ -29,8 +27,7 @@ class AdminLink:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._pending: dict[int, asyncio.Future[Answer]] = {}
-        self._last_number = 0
+        self._questions: Questions[Answer] = Questions()
 
     def open(self) -> None:
         """Dial the core; it need not be there yet."""
@@ -52,25 +49,20 @@ class AdminLink:
 
     async def ask(self, question: Callable[[int], Message]) -> Answer:
         """The core's answer to a question, which is made for its number. Raises `ApiError` 503 when none comes soon."""
-        if len(self._pending) >= MAX_PENDING:
-            raise unavailable("too many questions at a time", "busy", retry_after_s=1)
-        # Far more numbers than pending questions: none comes again while it is awaited.
-        self._last_number = number = (self._last_number + 1) % NUMBERS
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._pending[number] = answer
-        try:
-            await self._socket.send(encode(question(number)), zmq.NOBLOCK)
-            return await asyncio.wait_for(answer, TIMEOUT_S)
-        except (TimeoutError, zmq.Again):
-            raise unavailable("the scheduler does not answer", "no_scheduler") from None
-        finally:
-            del self._pending[number]
+
+        async def send(number: int) -> None:
+            try:
+                await self._socket.send(encode(question(number)), zmq.NOBLOCK)
+            except zmq.Again:
+                raise unavailable("the scheduler does not answer", "no_scheduler") from None
+
+        return await self._questions.ask(send)
 
     async def _show_life(self) -> None:
         """Each second: tell the core that this loop turns."""
         while True:
             with contextlib.suppress(zmq.Again):
-                await self._socket.send(encode(AdminAlive(len(self._pending))), zmq.NOBLOCK)
+                await self._socket.send(encode(AdminAlive(len(self._questions))), zmq.NOBLOCK)
             await asyncio.sleep(ALIVE_S)
 
     async def _read(self) -> None:
@@ -83,6 +75,4 @@ class AdminLink:
                 log.warning("junk from the core dropped", error=str(error))
                 continue
             if isinstance(message, Outcome | Roster):
-                pending = self._pending.get(message.number)
-                if pending is not None and not pending.done():
-                    pending.set_result(message)
+                self._questions.take(message.number, message)

@@ -18,7 +18,7 @@ from scheduler_svc.batches import file_routes, routes
 from scheduler_svc.batches.access import StoreThread, open_thread
 from scheduler_svc.frontend import accounts, chat, completions, health, tokenization
 from scheduler_svc.frontend.auth import KeyCheck
-from scheduler_svc.frontend.errors import ApiError, ClientGone, internal
+from scheduler_svc.frontend.errors import ApiError, ClientGone, from_http_exception, internal
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.openapi import route as openapi
 from scheduler_svc.frontend.serving import REQUEST_ID
@@ -80,13 +80,8 @@ async def _answer_client_gone(_request: Request, _error: Exception) -> Response:
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    text = {404: "there is nothing at this path", 405: f"{request.method} is not allowed here"}
-    message = text.get(error.status_code, str(error.detail))
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    headers = dict(error.headers or {})
-    return ApiError(error.status_code, message, code=code, headers=headers).response()
+    return from_http_exception(request.method, error).response()
 
 
 class RequestFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from common.wire import Ended, EndReason
@@ -42,6 +43,14 @@ class ClientGone(Exception):
 def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
     """400: the client's mistake, in the named parameter."""
     return ApiError(400, message, param=param, code=code)
+
+
+def from_http_exception(method: str, error: HTTPException) -> ApiError:
+    """Starlette's own errors: unknown paths and methods."""
+    text = {404: "there is nothing at this path", 405: f"{method} is not allowed here"}
+    message = text.get(error.status_code, str(error.detail))
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
 
 
 def unavailable(message: str, code: str = "service_unavailable", retry_after_s: int | None = None) -> ApiError:

@@ -13,10 +13,7 @@ from typing import Any
 import jsonschema_rs
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, seed
-from hypothesis import settings as runs
 from hypothesis import strategies as st
-from hypothesis.errors import HypothesisException
 from schemathesis import GenerationMode
 from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.specs.openapi.checks import (
@@ -26,6 +23,8 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+
+from tests.chaos.fuzzing import simplest_failure
 
 PATIENCE_S = 60.0
 CHECKS = [
@@ -154,30 +153,7 @@ def fuzz(port: int, count: int, start: int) -> tuple[list[str], dict[str, Counte
         if described.can_be_wrong(operation):
             kinds.append(described.wrong(operation))
         for cases in kinds:
-            wrong = _fuzz_one(described, cases, share, start)
+            wrong = simplest_failure(cases, described.attempt, share, start, FAULTS)
             if wrong is not None:
                 found.append(f"{operation.label}: {wrong}")
     return found, described.answers
-
-
-def _fuzz_one(described: Described, cases: st.SearchStrategy[Any], count: int, start: int) -> str | None:
-    """What is wrong with the simplest request that was found to fail."""
-
-    @seed(start)
-    @runs(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink),
-        print_blob=False,
-    )
-    @given(cases)
-    def attempt(case: Any) -> None:
-        described.attempt(case)
-
-    try:
-        attempt()
-    except (*FAULTS, HypothesisException) as error:
-        return f"{type(error).__name__}: {error}"
-    return None

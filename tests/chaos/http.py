@@ -17,13 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed
-from hypothesis import settings as runs
 from hypothesis import strategies as st
-from hypothesis.errors import HypothesisException
 
 from tests.chaos import described
 from tests.chaos.client import exchange
+from tests.chaos.fuzzing import simplest_failure
 from tests.chaos.services import Services, Settings, served
 
 PATIENCE_S = 120.0
@@ -209,25 +207,11 @@ def fault(request: Request, answer: bytes) -> str | None:
 def fuzz(port: int, count: int, start: int) -> str | None:
     """Send so many; returns what is wrong with the simplest request that was found to fail."""
 
-    @seed(start)
-    @runs(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink),
-        print_blob=False,
-    )
-    @given(REQUESTS)
     def attempt(request: Request) -> None:
         found = fault(request, send(port, request))
         assert found is None, f"{request}: {found}"
 
-    try:
-        attempt()
-    except (AssertionError, OSError, HypothesisException) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+    return simplest_failure(REQUESTS, attempt, count, start, (AssertionError, OSError))
 
 
 async def run(services: Services, count: int, start: int, num_described: int = 0) -> list[str]:

@@ -16,7 +16,8 @@ from frontend_service import BYTE_LEVEL, Service, error_of
 
 from common.wire import Account, EndReason, Inquiry
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.inquiries import MAX_PENDING, Inquiries
+from scheduler_svc.frontend.inquiries import Inquiries
+from scheduler_svc.frontend.questions import MAX_PENDING
 
 
 def test_an_account_is_told_whole(service: Service) -> None:
@@ -192,7 +193,7 @@ def test_answers_find_their_questions_in_any_order() -> None:
 
 
 def test_questions_are_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.frontend.inquiries.TIMEOUT_S", 0.01)
+    monkeypatch.setattr("scheduler_svc.frontend.questions.TIMEOUT_S", 0.01)
     num_sent = 0
 
     def send(_inquiries: Inquiries, _inquiry: Inquiry) -> bool:

@@ -387,7 +387,7 @@ def test_the_desk_answers_and_drops_junk() -> None:
 
 
 def test_a_core_that_does_not_answer_is_503(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("scheduler_svc.admin.link.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("scheduler_svc.frontend.questions.TIMEOUT_S", 0.05)
 
     async def ask() -> None:
         link = AdminLink(f"ipc://{tmp_path}/nobody")
