@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 import structlog
 from fastapi import Depends, FastAPI
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,7 +14,8 @@ from common.addresses import is_loopback
 from scheduler_svc.admin import routes
 from scheduler_svc.admin.key import AdminKey
 from scheduler_svc.admin.link import AdminLink
-from scheduler_svc.frontend.errors import ApiError, ClientGone, from_http_exception, internal
+from scheduler_svc.http.error_answers import answer_errors
+from scheduler_svc.http.errors import ApiError, internal
 
 log = structlog.get_logger()
 
@@ -43,9 +43,7 @@ def create_app(core_address: str, key: AdminKey | None) -> FastAPI:
     )
     app.state.link, app.state.key = link, key
     app.include_router(routes.router)
-    app.add_exception_handler(ApiError, _answer_api_error)
-    app.add_exception_handler(ClientGone, _answer_client_gone)
-    app.add_exception_handler(HTTPException, _answer_http_exception)
+    answer_errors(app)
     app.add_exception_handler(Exception, _answer_fault)
     return app
 
@@ -66,20 +64,6 @@ async def check_caller(request: Request) -> None:
 def _host_name(header: str) -> str:
     """The host in a `Host` header, without its port."""
     return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
-
-
-async def _answer_api_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error.response()
-
-
-async def _answer_client_gone(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return from_http_exception(request.method, error).response()
 
 
 async def _answer_fault(_request: Request, error: Exception) -> Response:

@@ -11,8 +11,8 @@ import zmq
 import zmq.asyncio
 
 from common.wire import MAX_MESSAGE_BYTES, AdminAlive, Message, Outcome, Roster, WireError, decode, encode
-from scheduler_svc.frontend.errors import unavailable
-from scheduler_svc.frontend.questions import Questions
+from scheduler_svc.http.errors import unavailable
+from scheduler_svc.http.questions import Questions
 
 log = structlog.get_logger()
 

@@ -11,16 +11,16 @@ from starlette.responses import Response
 
 from common.wire import Action, Command, ExecutorAccount, Loss, ModelAccount, Outcome, Roster, Survey, Verdict
 from scheduler_svc.admin.link import AdminLink
-from scheduler_svc.frontend.body import parse_fields, read_body
-from scheduler_svc.frontend.body_budget import BodyBudget
-from scheduler_svc.frontend.errors import ApiError, invalid, unavailable
-from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.http.body import parse_fields, read_body
+from scheduler_svc.http.body_budget import BodyBudget
+from scheduler_svc.http.errors import ApiError, invalid, unavailable
+from scheduler_svc.http.fields import Fields
 
 router = APIRouter(prefix="/admin")
 
 MAX_BODY_BYTES = 4096
 BODIES = BodyBudget(1 << 20)
-STALLED_S = 10.0
+STALLED_CLIENT_S = 10.0
 MAX_TIMEOUT_S = 86_400.0
 MAX_NAME = 256
 
@@ -126,7 +126,7 @@ async def _command(
 async def _fields(request: Request) -> Fields:
     """The fields of the body; none where it is empty."""
     with BODIES.hold() as held:
-        body = await read_body(request, held, MAX_BODY_BYTES, STALLED_S)
+        body = await read_body(request, held, MAX_BODY_BYTES, STALLED_CLIENT_S)
     return parse_fields(body) if body.strip() else Fields({})
 
 

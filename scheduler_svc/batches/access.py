@@ -14,9 +14,9 @@ from starlette.requests import Request
 from scheduler_svc.batches.database import Database, StorageError, open_database
 from scheduler_svc.batches.store import Store
 from scheduler_svc.frontend.auth import key_of
-from scheduler_svc.frontend.errors import ApiError, unavailable
 from scheduler_svc.frontend.frontend import frontend_of
 from scheduler_svc.frontend.scheduling import tenant_of as request_tenant
+from scheduler_svc.http.errors import ApiError, unavailable
 from scheduler_svc.metrics import metric_key
 
 log = structlog.get_logger()

@@ -8,11 +8,11 @@ from typing import Any
 from scheduler_svc.batches.records import BatchRecord
 from scheduler_svc.frontend import chat, completions
 from scheduler_svc.frontend.call import Call
-from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.scheduling import BATCH_PRIORITY, MAX_TIMEOUT_S, TimeLimit
 from scheduler_svc.frontend.serving import Prepare
+from scheduler_svc.http.errors import ApiError
+from scheduler_svc.http.fields import Fields
 
 PREPARE: dict[str, Prepare] = {
     "/v1/chat/completions": chat.prepare,

@@ -16,8 +16,8 @@ from scheduler_svc.batches.files import CHUNK_BYTES, FileInUse, Page
 from scheduler_svc.batches.records import FileRecord, Outcome
 from scheduler_svc.batches.store import Store
 from scheduler_svc.batches.upload import receive_file
-from scheduler_svc.frontend.errors import ApiError, invalid
 from scheduler_svc.frontend.frontend import frontend_of
+from scheduler_svc.http.errors import ApiError, invalid
 
 router = APIRouter()
 

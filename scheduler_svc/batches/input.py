@@ -8,9 +8,9 @@ from typing import Any
 
 from scheduler_svc.batches.records import unanswered
 from scheduler_svc.batches.store import CheckedLine
-from scheduler_svc.frontend.body import parse_fields
-from scheduler_svc.frontend.errors import ApiError, invalid
-from scheduler_svc.frontend.fields import Fields, show
+from scheduler_svc.http.body import parse_fields
+from scheduler_svc.http.errors import ApiError, invalid
+from scheduler_svc.http.fields import Fields, show
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MAX_LINES = 50_000

@@ -17,11 +17,11 @@ from scheduler_svc.batches.records import BatchRecord, Status, new_id
 from scheduler_svc.batches.store import CannotCancel, Store
 from scheduler_svc.batches.upload import PURPOSE, read_expiry
 from scheduler_svc.frontend.auth import key_of
-from scheduler_svc.frontend.body import parse_fields, read_body
-from scheduler_svc.frontend.errors import ApiError, invalid
-from scheduler_svc.frontend.field_kinds import Text
-from scheduler_svc.frontend.fields import Fields, show
 from scheduler_svc.frontend.frontend import frontend_of
+from scheduler_svc.http.body import parse_fields, read_body
+from scheduler_svc.http.errors import ApiError, invalid
+from scheduler_svc.http.field_kinds import Text
+from scheduler_svc.http.fields import Fields, show
 
 router = APIRouter()
 

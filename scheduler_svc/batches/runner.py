@@ -21,10 +21,10 @@ from scheduler_svc.batches.records import BatchRecord, Line, Outcome, Result, St
 from scheduler_svc.batches.rota import Rota
 from scheduler_svc.batches.settings import RunnerSettings
 from scheduler_svc.batches.store import Store
-from scheduler_svc.frontend.body import parse_fields
-from scheduler_svc.frontend.errors import ApiError, internal, unavailable
-from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend
+from scheduler_svc.http.body import parse_fields
+from scheduler_svc.http.errors import ApiError, internal, unavailable
+from scheduler_svc.http.fields import Fields
 
 log = structlog.get_logger()
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from scheduler_svc.batches.access import ask, tenant_of
 from scheduler_svc.batches.files import CHUNK_BYTES
 from scheduler_svc.batches.records import FileRecord, new_id
-from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
 from scheduler_svc.frontend.frontend import frontend_of
+from scheduler_svc.http.body import body_parts
+from scheduler_svc.http.errors import ApiError, invalid
 
 # It writes a line for each form that cannot be read; the client is told, and could fill the log.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
@@ -167,33 +167,21 @@ async def _receive(request: Request, form: UploadForm, file_id: str) -> None:
             number += -(-len(data) // CHUNK_BYTES)
             await ask(request, lambda store: store.files.append(file_id, first, data))
 
-    with frontend_of(request).bodies.hold() as held:
-        async for part in _parts(request):
-            held.grow(len(part))
-            form.feed(part)
-            content = form.take_content()
-            if content:
-                await write(content)
-                held.release()
-                held.grow(form.num_unwritten)
+    frontend = frontend_of(request)
+    parts = body_parts(request, frontend.settings.stalled_client_s)
+    with frontend.bodies.hold() as held:
+        async with aclosing(parts):
+            async for part in parts:
+                held.grow(len(part))
+                form.feed(part)
+                content = form.take_content()
+                if content:
+                    await write(content)
+                    held.release()
+                    held.grow(form.num_unwritten)
         if not form.complete:
             raise invalid(None, "the body ends before the form does", "invalid_form")
         await write(form.take_content(rest=True))
-
-
-async def _parts(request: Request) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises `ClientGone`, and `ApiError` 408 when it stops coming."""
-    patience_s, stream = frontend_of(request).settings.stalled_client_s, aiter(request.stream())
-    while True:
-        try:
-            yield await asyncio.wait_for(anext(stream), patience_s)
-        except StopAsyncIteration:
-            return
-        except ClientDisconnect:
-            raise ClientGone from None
-        except TimeoutError:
-            text = f"nothing came of the body for {patience_s:g} s"
-            raise ApiError(408, text, code="client_timeout", headers={"connection": "close"}) from None
 
 
 def _checked(form: UploadForm, file: FileRecord) -> FileRecord:

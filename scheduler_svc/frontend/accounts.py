@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from common.wire import Account, SequenceAccount
 from scheduler_svc.frontend.auth import key_of
-from scheduler_svc.frontend.errors import ApiError, unavailable
 from scheduler_svc.frontend.frontend import frontend_of
 from scheduler_svc.frontend.serving import REQUEST_ID
 from scheduler_svc.frontend.shapes import ChatShape, CompletionShape
+from scheduler_svc.http.errors import ApiError, unavailable
 
 router = APIRouter()
 

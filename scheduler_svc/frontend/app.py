@@ -9,25 +9,21 @@ from contextlib import asynccontextmanager
 
 import structlog
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scheduler_svc.batches import file_routes, routes
 from scheduler_svc.batches.access import StoreThread, open_thread
 from scheduler_svc.frontend import accounts, chat, completions, health, tokenization
 from scheduler_svc.frontend.auth import KeyCheck
-from scheduler_svc.frontend.errors import ApiError, ClientGone, from_http_exception, internal
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.openapi import route as openapi
 from scheduler_svc.frontend.serving import REQUEST_ID
 from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.http.error_answers import answer_errors
+from scheduler_svc.http.errors import internal
 
 log = structlog.get_logger()
 
-CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for it; nobody receives it, it is for the log."""
 QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics", "/version", accounts.ROUTE)
 """Asked many times a minute; logged at debug level."""
 
@@ -61,27 +57,10 @@ def create_app(settings: FrontendSettings) -> FastAPI:
     app.state.frontend = frontend
     for module in (completions, chat, tokenization, accounts, file_routes, routes, health, openapi):
         app.include_router(module.router)
-    app.add_exception_handler(ApiError, _answer_api_error)
-    app.add_exception_handler(ClientGone, _answer_client_gone)
-    app.add_exception_handler(HTTPException, _answer_http_exception)
+    answer_errors(app)
     app.add_middleware(KeyCheck, ring=frontend.keys, open_metrics=settings.open_metrics)
     app.add_middleware(RequestFrame)  # the outermost: it logs what the other refuses, too
     return app
-
-
-async def _answer_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    request.scope["gilir.log"] = {"param": error.param, "code": error.code}
-    return error.response()
-
-
-async def _answer_client_gone(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return from_http_exception(request.method, error).response()
 
 
 class RequestFrame:

@@ -6,8 +6,8 @@ import structlog
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.key_ring import KeyRing
+from scheduler_svc.http.errors import ApiError
 from scheduler_svc.keys import ANYBODY, ApiKey
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})

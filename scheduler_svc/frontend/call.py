@@ -8,7 +8,6 @@ from typing import Any
 
 from common.wire import SamplingParams, Submit
 from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.errors import from_ending
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.output import Entry, SequenceOutput
 from scheduler_svc.frontend.parameters import Parameters
@@ -17,6 +16,7 @@ from scheduler_svc.frontend.scheduling import TimeLimit
 from scheduler_svc.frontend.shapes import Shape
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Stream
+from scheduler_svc.http.errors import from_ending
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.call import Task
-from scheduler_svc.frontend.errors import invalid
-from scheduler_svc.frontend.field_kinds import Boolean, Integer
-from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.logprobs import LogprobWriter
 from scheduler_svc.frontend.parameters import MAX_LOGPROBS, MODEL, log_unknown, read_parameters
@@ -20,6 +17,9 @@ from scheduler_svc.frontend.serving import check_streams, serve
 from scheduler_svc.frontend.shapes import ChatShape
 from scheduler_svc.frontend.streams import Generation
 from scheduler_svc.frontend.unsupported import CHAT, refuse_unsupported
+from scheduler_svc.http.errors import invalid
+from scheduler_svc.http.field_kinds import Boolean, Integer
+from scheduler_svc.http.fields import Fields
 
 router = APIRouter()
 

@@ -10,7 +10,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from scheduler_svc.frontend.errors import invalid
+from scheduler_svc.http.errors import invalid
 
 CONTINUE_MARK = "GILIR_CONTINUE_HERE "
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")

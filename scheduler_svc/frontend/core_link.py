@@ -29,9 +29,9 @@ from common.wire import (
     decode,
     encode,
 )
-from scheduler_svc.frontend.errors import unavailable
 from scheduler_svc.frontend.inquiries import Inquiries
 from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Scores, Stream
+from scheduler_svc.http.errors import unavailable
 from scheduler_svc.keys import ANYBODY, ApiKey
 
 log = structlog.get_logger()

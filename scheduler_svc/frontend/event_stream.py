@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from scheduler_svc.frontend.call import Call
-from scheduler_svc.frontend.errors import ApiError, ClientGone, internal
 from scheduler_svc.frontend.sse import ChunkWriter
+from scheduler_svc.http.errors import ApiError, ClientGone, internal
 
 log = structlog.get_logger()
 

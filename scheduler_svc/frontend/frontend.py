@@ -10,12 +10,12 @@ import structlog
 from starlette.requests import Request
 
 from common.wire import Serving
-from scheduler_svc.frontend.body_budget import BodyBudget
 from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.errors import unavailable
 from scheduler_svc.frontend.key_ring import KeyRing
 from scheduler_svc.frontend.models import Models
 from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.http.body_budget import BodyBudget
+from scheduler_svc.http.errors import unavailable
 
 log = structlog.get_logger()
 

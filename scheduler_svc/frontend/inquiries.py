@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.wire import Account, Inquiry
-from scheduler_svc.frontend.errors import unavailable
-from scheduler_svc.frontend.questions import Questions
+from scheduler_svc.http.errors import unavailable
+from scheduler_svc.http.questions import Questions
 
 
 class Inquiries:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from scheduler_svc.frontend.errors import unavailable
+from scheduler_svc.http.errors import unavailable
 from scheduler_svc.keys import ANYBODY, ApiKey, KeyFileError, fingerprint_of, operators_key, read_keys
 
 log = structlog.get_logger()

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from scheduler_svc.frontend.errors import invalid
-from scheduler_svc.frontend.fields import Fields, show
+from scheduler_svc.http.errors import invalid
+from scheduler_svc.http.fields import Fields, show
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 100_000

@@ -13,9 +13,9 @@ import structlog
 
 from common.wire import ModelCard, Serving
 from scheduler_svc.frontend.chat_template import ChatTemplate, template_source
-from scheduler_svc.frontend.errors import ApiError, invalid, unavailable
 from scheduler_svc.frontend.no_tokenizer import NoTokenizer
 from scheduler_svc.frontend.tokenizer import Tokenizer, TokenizerError
+from scheduler_svc.http.errors import ApiError, invalid, unavailable
 from scheduler_svc.keys import ANYBODY, ApiKey
 
 log = structlog.get_logger()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from scheduler_svc.frontend.detokenizer import Detokenizer, DetokenizerFactory
-from scheduler_svc.frontend.errors import invalid
 from scheduler_svc.frontend.tokenizer import Tokenizer
+from scheduler_svc.http.errors import invalid
 
 
 class NumberDetokenizer:

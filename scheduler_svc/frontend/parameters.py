@@ -11,12 +11,12 @@ import numpy as np
 import structlog
 
 from common.wire import SamplingParams
-from scheduler_svc.frontend.errors import invalid
-from scheduler_svc.frontend.field_kinds import Boolean, Integer, Number, Text
-from scheduler_svc.frontend.fields import Fields, show
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.scheduling import Scheduling, read_scheduling
 from scheduler_svc.frontend.stop_strings import StopAutomaton
+from scheduler_svc.http.errors import invalid
+from scheduler_svc.http.field_kinds import Boolean, Integer, Number, Text
+from scheduler_svc.http.fields import Fields, show
 
 log = structlog.get_logger()
 

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.frontend.chat_template import RESERVED
-from scheduler_svc.frontend.errors import ApiError, invalid
-from scheduler_svc.frontend.field_kinds import Boolean
-from scheduler_svc.frontend.fields import Fields, show
 from scheduler_svc.frontend.messages import read_messages
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.parameters import token_ids
 from scheduler_svc.frontend.streams import Generation
 from scheduler_svc.frontend.tokenizer import TooManyTokens
+from scheduler_svc.http.errors import ApiError, invalid
+from scheduler_svc.http.field_kinds import Boolean
+from scheduler_svc.http.fields import Fields, show
 
 T = TypeVar("T")
 CONTINUE_FINAL_MESSAGE = Boolean("continue_final_message", False)

@@ -14,9 +14,9 @@ from hashlib import blake2b
 from starlette.requests import Request
 
 from common.wire import Retention
-from scheduler_svc.frontend.errors import invalid, timed_out
-from scheduler_svc.frontend.field_kinds import Integer, Text
-from scheduler_svc.frontend.fields import Fields, show
+from scheduler_svc.http.errors import invalid, timed_out
+from scheduler_svc.http.field_kinds import Integer, Text
+from scheduler_svc.http.fields import Fields, show
 from scheduler_svc.keys import ApiKey
 
 TENANT_HEADER = "X-Tenant"

@@ -10,19 +10,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.auth import key_of
-from scheduler_svc.frontend.body import parse_fields, read_body
-from scheduler_svc.frontend.body_budget import HeldBody
 from scheduler_svc.frontend.call import Call, Task
 from scheduler_svc.frontend.client import ClientWatch
-from scheduler_svc.frontend.errors import ApiError, invalid
 from scheduler_svc.frontend.event_stream import EventStream
-from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.parameters import REQUEST_ID as REQUEST_ID_FIELD
 from scheduler_svc.frontend.parameters import Parameters
 from scheduler_svc.frontend.scheduling import TimeLimit, header_time_limit, tenant_of
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation
+from scheduler_svc.http.body import parse_fields, read_body
+from scheduler_svc.http.body_budget import HeldBody
+from scheduler_svc.http.errors import ApiError, invalid
+from scheduler_svc.http.fields import Fields
 
 REQUEST_ID = re.compile(REQUEST_ID_FIELD.pattern or "")
 """What a request id may look like, as a header and in a body."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.shapes import Shape
+from scheduler_svc.http.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
 

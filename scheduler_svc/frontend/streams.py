@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.wire import Ended, PromptScores
-from scheduler_svc.frontend.errors import ApiError, ClientGone
+from scheduler_svc.http.errors import ApiError, ClientGone
 from scheduler_svc.keys import ANYBODY, ApiKey
 
 Scores = tuple[list[int], list[float]]

@@ -12,17 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.auth import key_of
-from scheduler_svc.frontend.body import MAX_COMMAS, parse_fields, read_body
 from scheduler_svc.frontend.chat_template import template_source
 from scheduler_svc.frontend.client import ClientWatch
-from scheduler_svc.frontend.errors import invalid
-from scheduler_svc.frontend.field_kinds import Boolean, Text
-from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.parameters import ADD_SPECIAL_TOKENS, MODEL, token_ids
 from scheduler_svc.frontend.prompts import read_rendering, run_in_pool
 from scheduler_svc.frontend.streams import Generation
+from scheduler_svc.http.body import MAX_COMMAS, parse_fields, read_body
+from scheduler_svc.http.errors import invalid
+from scheduler_svc.http.field_kinds import Boolean, Text
+from scheduler_svc.http.fields import Fields
 
 router = APIRouter()
 

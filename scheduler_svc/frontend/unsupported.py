@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler_svc.frontend.errors import invalid
-from scheduler_svc.frontend.field_kinds import Integer
-from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.parameters import N
+from scheduler_svc.http.errors import invalid
+from scheduler_svc.http.field_kinds import Integer
+from scheduler_svc.http.fields import Fields
 
 BEST_OF = Integer("best_of", None, N.low, N.high)
 BOTH: dict[str, tuple[Any, ...]] = {

@@ -11,8 +11,8 @@ import pytest
 
 from scheduler_svc.batches.answering import answer_request
 from scheduler_svc.batches.records import BatchRecord
-from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.http.errors import ApiError
+from scheduler_svc.http.fields import Fields
 from scheduler_svc.keys import ApiKey
 
 

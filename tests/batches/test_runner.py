@@ -21,8 +21,8 @@ from scheduler_svc.batches.records import BatchRecord, FileRecord, Status
 from scheduler_svc.batches.runner import Runner
 from scheduler_svc.batches.settings import RunnerSettings
 from scheduler_svc.batches.store import Store
-from scheduler_svc.frontend.errors import ApiError, invalid, timed_out, unavailable
-from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.http.errors import ApiError, invalid, timed_out, unavailable
+from scheduler_svc.http.fields import Fields
 
 Answer = Callable[[str], Awaitable[dict[str, Any]]]
 Put = Callable[..., FileRecord]

@@ -12,8 +12,8 @@ import pytest
 
 from scheduler_svc.batches import upload
 from scheduler_svc.batches.upload import MAX_FORM_BYTES, WRITE_BYTES, UploadForm, clean_filename, read_expiry
-from scheduler_svc.frontend.body_budget import BodyBudget
-from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.http.body_budget import BodyBudget
+from scheduler_svc.http.errors import ApiError
 
 CONTENT = b'{"a": "\r\n--b\r\n"}\n' * 1000
 

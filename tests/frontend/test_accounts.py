@@ -15,9 +15,9 @@ from fake_core import Answer, sequence_account
 from frontend_service import BYTE_LEVEL, Service, error_of
 
 from common.wire import Account, EndReason, Inquiry
-from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.inquiries import Inquiries
-from scheduler_svc.frontend.questions import MAX_PENDING
+from scheduler_svc.http.errors import ApiError
+from scheduler_svc.http.questions import MAX_PENDING
 
 
 def test_an_account_is_told_whole(service: Service) -> None:
@@ -193,7 +193,7 @@ def test_answers_find_their_questions_in_any_order() -> None:
 
 
 def test_questions_are_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.frontend.questions.TIMEOUT_S", 0.01)
+    monkeypatch.setattr("scheduler_svc.http.questions.TIMEOUT_S", 0.01)
     num_sent = 0
 
     def send(_inquiries: Inquiries, _inquiry: Inquiry) -> bool:

@@ -9,9 +9,9 @@ from tokenizers_for_tests import CHATML, LLAMA_CHAT
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from scheduler_svc.frontend.chat_template import ChatTemplate, template_source
-from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.fields import Fields
 from scheduler_svc.frontend.messages import read_messages
+from scheduler_svc.http.errors import ApiError
+from scheduler_svc.http.fields import Fields
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TURNS = [

@@ -15,8 +15,8 @@ from tokenizers_for_tests import CHATML, byte_level, card
 
 from common.wire import EndReason, SamplingParams, Serving, Submit
 from scheduler_svc.frontend.core_link import STREAM_NUMBERS, CoreLink
-from scheduler_svc.frontend.errors import ApiError, ClientGone, unavailable
 from scheduler_svc.frontend.streams import Generation, Stream
+from scheduler_svc.http.errors import ApiError, ClientGone, unavailable
 
 
 def request(n: int = 1, max_tokens: int = 1000, prompt_logprobs: int = -1) -> Submit:

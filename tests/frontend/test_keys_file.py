@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.key_ring import CHECK_S, KeyRing
+from scheduler_svc.http.errors import ApiError
 from scheduler_svc.keys import ANYBODY, ApiKey, KeyFileError, add_key, fingerprint_of, new_secret, read_keys, remove_key
 from scheduler_svc.keys.command import main
 

@@ -11,8 +11,8 @@ import pytest
 from fake_core import Answer
 from frontend_service import BYTE_LEVEL, Service, error_of
 
-from scheduler_svc.frontend.body import parse_fields
-from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.http.body import parse_fields
+from scheduler_svc.http.errors import ApiError
 
 MEGABYTE = 1 << 20
 

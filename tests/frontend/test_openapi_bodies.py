@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from described_frontend import BODIES, MESSAGES, World, open_world
 
-from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.http.fields import Fields
 
 SEEN_WITH = {"CreateChatCompletion": "CreateCompletion", "TokenizeMessages": "TokenizeText"}
 """A body of whose fields only those are tried that differ from the other's: the same code reads the rest."""

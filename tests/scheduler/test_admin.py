@@ -31,7 +31,7 @@ from scheduler_svc.admin.key import AdminKey
 from scheduler_svc.admin.link import AdminLink
 from scheduler_svc.admin.roster import roster
 from scheduler_svc.admin.steering import obey
-from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.http.errors import ApiError
 from scheduler_svc.pauses import MAX_PAUSES, Pauses
 from scheduler_svc.stats import gather
 from tests.scheduler.test_membership import Rig, hello, result
@@ -387,7 +387,7 @@ def test_the_desk_answers_and_drops_junk() -> None:
 
 
 def test_a_core_that_does_not_answer_is_503(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("scheduler_svc.frontend.questions.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("scheduler_svc.http.questions.TIMEOUT_S", 0.05)
 
     async def ask() -> None:
         link = AdminLink(f"ipc://{tmp_path}/nobody")

@@ -6,7 +6,6 @@ from typing import Any
 
 from scheduler_svc.frontend import chat, completions, parameters, prompts, scheduling, unsupported
 from scheduler_svc.frontend.chat_template import RESERVED
-from scheduler_svc.frontend.field_kinds import Field
 from scheduler_svc.frontend.messages import MAX_MESSAGES, ROLES
 from scheduler_svc.frontend.openapi.schemas import (
     STRING,
@@ -21,6 +20,7 @@ from scheduler_svc.frontend.openapi.schemas import (
     ref,
     whole,
 )
+from scheduler_svc.http.field_kinds import Field
 
 SHARED: tuple[Field, ...] = (
     parameters.MODEL,

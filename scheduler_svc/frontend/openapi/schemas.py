@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from scheduler_svc.frontend.field_kinds import Boolean, Field, Integer, Number
+from scheduler_svc.http.field_kinds import Boolean, Field, Integer, Number
 
 Schema = dict[str, Any]
 

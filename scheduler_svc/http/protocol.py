@@ -11,8 +11,8 @@ import orjson
 import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.plain_parser import PlainParser
+from scheduler_svc.http.errors import ApiError
+from scheduler_svc.http.plain_parser import PlainParser
 
 log = structlog.get_logger()
 

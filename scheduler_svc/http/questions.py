@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from scheduler_svc.frontend.errors import unavailable
+from scheduler_svc.http.errors import unavailable
 
 MAX_PENDING = 64
 TIMEOUT_S = 2.0

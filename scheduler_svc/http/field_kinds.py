@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.http.fields import Fields
 
 D = TypeVar("D")
 E = TypeVar("E")

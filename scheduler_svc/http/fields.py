@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeVar
 
-from scheduler_svc.frontend.errors import invalid
+from scheduler_svc.http.errors import invalid
 
 D = TypeVar("D")
 

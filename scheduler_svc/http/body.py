@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 
-from scheduler_svc.frontend.body_budget import HeldBody
-from scheduler_svc.frontend.errors import ApiError, ClientGone, invalid
-from scheduler_svc.frontend.fields import Fields
+from scheduler_svc.http.body_budget import HeldBody
+from scheduler_svc.http.errors import ApiError, ClientGone, invalid
+from scheduler_svc.http.fields import Fields
 
 _NOT_FINITE = re.compile(rb"NaN|Infinity|\d[eE]\+?\d{3,}")
 MAX_COMMAS = 1 << 21
@@ -23,34 +25,41 @@ _SEARCH_LIMIT = 1 << 17
 """Longer bodies that do not parse are not searched for the parameter that holds a NaN."""
 
 
+async def body_parts(request: Request, stalled_s: float) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises `ApiError` 408 when nothing comes for so many seconds, and `ClientGone` on a
+    disconnect.
+    """
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout(stalled_s):
+                message = await request.receive()
+        except TimeoutError:
+            text = f"nothing came of the body for {stalled_s:g} s"
+            raise ApiError(408, text, code="client_timeout", headers={"connection": "close"}) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
+
+
 async def read_body(request: Request, held: HeldBody, max_bytes: int, stalled_s: float) -> bytes:
-    """The whole body. Raises `ApiError` 413 as soon as it is known to be too large, 503 when there is no room for it
-    beside those of others, 408 when it stops coming, and `ClientGone` on a disconnect.
+    """The whole body. Raises as `body_parts`, and `ApiError` 413 as soon as it is known to be too large, 503 when there
+    is no room for it beside those of others.
     """
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0
-    clock = asyncio.get_running_loop().time
-    try:
-        async with asyncio.timeout(stalled_s) as limit:
-            while True:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                part = message.get("body", b"")
-                size += len(part)
-                if size > max_bytes:
-                    raise _too_large(max_bytes)
-                held.grow(len(part))
-                parts.append(part)
-                if not message.get("more_body", False):
-                    return parts[0] if len(parts) == 1 else b"".join(parts)
-                limit.reschedule(clock() + stalled_s)
-    except TimeoutError:
-        text = f"nothing came of the body for {stalled_s:g} s"
-        raise ApiError(408, text, code="client_timeout", headers={"connection": "close"}) from None
+    async with aclosing(body_parts(request, stalled_s)) as coming:
+        async for part in coming:
+            size += len(part)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            held.grow(len(part))
+            parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def parse_fields(body: bytes) -> Fields:

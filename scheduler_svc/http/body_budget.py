@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from scheduler_svc.frontend.errors import unavailable
+from scheduler_svc.http.errors import unavailable
 
 RETRY_AFTER_S = 1
 """Bodies are worked off within a fraction of a second; who comes again then mostly finds room."""
