@@ -18,8 +18,8 @@ class Offer:
 
     def news(self, now: float) -> Serving | None:
         """The models that can be asked for, where they are others than at the last call."""
-        models, capacity = self._scheduler.models, self._scheduler.kv_capacity
-        names = [name for name in models if self._scheduler.is_offered(name, now)]
+        models, capacity = self._scheduler.availability.models, self._scheduler.availability.kv_capacity
+        names = [name for name in models if self._scheduler.availability.is_offered(name, now)]
         told = self.told
         self.told = Serving(tuple(models[name] for name in names), tuple(capacity[name] for name in names))
         return None if _is_same(self.told, told) else self.told

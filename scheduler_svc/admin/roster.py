@@ -12,7 +12,7 @@ def roster(number: int, scheduler: Scheduler, membership: Membership, now: float
     return Roster(
         number,
         executors=tuple(_executor(executor, now) for executor in membership.executors),
-        models=tuple(_model(name, scheduler, now) for name in scheduler.models),
+        models=tuple(_model(name, scheduler, now) for name in scheduler.availability.models),
         losses=tuple(Loss(name, reason, now - at) for name, (reason, at) in membership.losses.items()),
     )
 
@@ -42,12 +42,12 @@ def _executor(executor: Executor, now: float) -> ExecutorAccount:
 
 
 def _model(name: str, scheduler: Scheduler, now: float) -> ModelAccount:
-    lanes = scheduler.lanes_of(name)
+    lanes = scheduler.availability.lanes_of(name)
     return ModelAccount(
         name=name,
-        offered=scheduler.is_offered(name, now),
+        offered=scheduler.availability.is_offered(name, now),
         executors=tuple(lane.name for lane in lanes),
         waiting=len(scheduler.queues[name]),
         running=sum(lane.num_running for lane in lanes),
-        kv_tokens=scheduler.kv_capacity[name],
+        kv_tokens=scheduler.availability.kv_capacity[name],
     )

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.wire import FinishCode, Result
-from scheduler_svc.core.lane import InFlight, Lane, LaneError
+from scheduler_svc.core.iteration import InFlight
+from scheduler_svc.core.lane import Lane, LaneError
 from scheduler_svc.core.sequence import Sequence
 
 

@@ -133,7 +133,7 @@ class Handovers:
         self._last_ticket += 1
         ticket, computed = self._last_ticket, int(source.computed[sequence.slot])
         used = slice(len(hit), source.num_blocks_for(computed))
-        source.lent[ticket] = table = source.vacate(sequence)
+        source.lent[ticket] = table = source.unseat(sequence)
         target.expect(sequence, hit, predicted_length)
         moved = table[used]
         transit = Transit(

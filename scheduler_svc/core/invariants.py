@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 def check_books(scheduler: Scheduler) -> None:
     """Raise AssertionError unless membership, limits and conservation hold."""
+    availability = scheduler.availability
     for lane in scheduler.lanes.values():
         lane.check_invariants()
-        is_served = any(not o.spare and not o.draining for o in scheduler.lanes_of(lane.model.name))
+        is_served = any(not o.spare and not o.draining for o in availability.lanes_of(lane.model.name))
         assert lane.stands_by == (lane.spare and not lane.draining and is_served), "a spare stands by beside others"
         assert lane.draining or not (lane.stays or lane.must_empty)
     scheduler.handovers.check_invariants(scheduler.lanes)
@@ -23,12 +24,12 @@ def check_books(scheduler: Scheduler) -> None:
     assert all(s.state is State.WAITING and s.lane is None for s in waiting)
     assert len({id(s) for s in waiting + running}) == len(waiting) + len(running), "a sequence in two places"
     for model, queue in scheduler.queues.items():
-        sizes = [lane.limits.num_blocks * lane.block_size for lane in scheduler.lanes_of(model) if lane.admits]
+        sizes = [lane.num_kv_tokens for lane in availability.admitting(model)]
         assert queue.room == max(sizes, default=queue.room)
         assert all((s.max_length - 1 > queue.room) == (s in queue.beyond) for s in queue)
-        held = scheduler.holds_larger(model)
+        held = availability.holds_larger(model)
         assert held or not len(queue.beyond), "too large for every lane, and nothing ends the wait"
-        assert scheduler.kv_capacity[model] <= queue.room or held
+        assert availability.kv_capacity[model] <= queue.room or held
     live = {id(s) for s in scheduler.live.values()}
     fenced = {id(s) for s in running if s.aborted}
     assert {id(s) for s in waiting + running} == live | fenced and not live & fenced, "a sequence is lost"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +9,7 @@ from common.wire import Limits, ModelCard, NewSequence, Retention, TransferPoint
 from scheduler_svc.core.block_pool import BlockPool, extend_hashes
 from scheduler_svc.core.config import KvLayout, Preemption, SchedulerConfig
 from scheduler_svc.core.host_pool import HostPool
+from scheduler_svc.core.iteration import InFlight, PlanChanges
 from scheduler_svc.core.kv_pool import KvPool
 from scheduler_svc.core.pacing import Pace
 from scheduler_svc.core.run_pool import RunPool
@@ -19,47 +18,6 @@ from scheduler_svc.core.sequence import Sequence, State, SwappedKv
 
 class LaneError(Exception):
     """The executor answered something that cannot follow from its plan; its epoch must end."""
-
-
-@dataclass(slots=True)
-class InFlight:
-    """What was planned and is not yet acknowledged."""
-
-    iteration: int
-    decodes: NDArray[np.int64]
-    prefills: list[tuple[Sequence, int]]
-    """Sequence and chunk length, in plan order."""
-    planned_at: float
-    num_tokens: int
-    swaps_out: bool = False
-    """Whether it reads blocks that nobody holds any more."""
-    deferred: list[Sequence] = field(default_factory=list)
-    """Aborted meanwhile; their slots and blocks are given up at the acknowledgement (the fence)."""
-
-
-@dataclass(slots=True)
-class PlanChanges:
-    """What the next plan has to tell the executor beside the work itself."""
-
-    new: list[NewSequence] = field(default_factory=list)
-    freed: list[int] = field(default_factory=list)
-    appended_slots: list[int] = field(default_factory=list)
-    appended_blocks: list[int] = field(default_factory=list)
-    swap_outs: list[tuple[int, int]] = field(default_factory=list)
-    """(device block, host block)"""
-    swap_ins: list[tuple[int, int]] = field(default_factory=list)
-    """(host block, device block)"""
-
-    def is_told(self, slot: int) -> bool:
-        """Whether the executor knows the occupant of a slot."""
-        return all(item.slot != slot for item in self.new)
-
-    def forget(self, slot: int) -> None:
-        """A slot is given up before the plan that would have told of it: tell neither."""
-        self.new = [item for item in self.new if item.slot != slot]
-        kept = [i for i, s in enumerate(self.appended_slots) if s != slot]
-        self.appended_slots = [self.appended_slots[i] for i in kept]
-        self.appended_blocks = [self.appended_blocks[i] for i in kept]
 
 
 class Lane:
@@ -111,9 +69,20 @@ class Lane:
         self.iteration = 0
         self.in_flight: InFlight | None = None
         self.changes = PlanChanges()
-        max_blocks = -(-model.max_model_len // self.block_size)
+        self.decoding = np.empty(0, np.int64)
+        """Slots whose only uncomputed token is their last one."""
+        self.prefilling: list[Sequence] = []
+        self.arriving: set[int] = set()
+        """Slots whose KV is on its way from another lane: seated here, and unknown to the executor."""
+        self.lent: dict[int, list[int]] = {}
+        """Blocks of sequences that have left, by the ticket of the hand-over that may still read them."""
+        self._furnish(model.max_model_len)
+
+    def _furnish(self, max_model_len: int) -> None:
+        """The seats: all columns, empty. Raises `MemoryError`."""
+        max_blocks = -(-max_model_len // self.block_size)
         # np.zeros commits memory as rows are touched, so long contexts cost nothing until they are used.
-        self.tokens = np.zeros((self.seats, model.max_model_len + 1), np.int32)
+        self.tokens = np.zeros((self.seats, max_model_len + 1), np.int32)
         self.blocks = np.zeros((self.seats, max_blocks), np.int32)
         self.length = np.zeros(self.seats, np.int32)
         """Known tokens."""
@@ -141,18 +110,16 @@ class Lane:
         self.rank = np.zeros(self.seats, np.int32)
         """See `Sequence.rank`."""
         self.free_slots = list(range(self.seats - 1, -1, -1))
-        self.decoding = np.empty(0, np.int64)
-        """Slots whose only uncomputed token is their last one."""
-        self.prefilling: list[Sequence] = []
-        self.arriving: set[int] = set()
-        """Slots whose KV is on its way from another lane: seated here, and unknown to the executor."""
-        self.lent: dict[int, list[int]] = {}
-        """Blocks of sequences that have left, by the ticket of the hand-over that may still read them."""
 
     @property
     def admits(self) -> bool:
         """Whether it takes new sequences."""
         return not (self.draining or self.stands_by)
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens of KV that its pool holds."""
+        return self.limits.num_blocks * self.block_size
 
     @property
     def num_running(self) -> int:
@@ -326,10 +293,10 @@ class Lane:
 
         Its known tokens go back into the sequence; its computed blocks stay findable until they are evicted.
         """
-        self.pool.release(self.vacate(sequence), sequence.retention)
+        self.pool.release(self.unseat(sequence), sequence.retention)
         sequence.state = state
 
-    def vacate(self, sequence: Sequence) -> list[int]:
+    def unseat(self, sequence: Sequence) -> list[int]:
         """Give up a sequence's slot alone. Returns its table, whose blocks it still holds."""
         slot = sequence.slot
         is_expected = slot in self.arriving

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from scheduler_svc.core.applier import Applied
 from scheduler_svc.core.counters import Counters
+from scheduler_svc.core.iteration import InFlight
 from scheduler_svc.core.key_usage import KeyUsage
-from scheduler_svc.core.lane import InFlight, Lane
+from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.model_queue import ModelQueue
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from common.wire import Plan
 from scheduler_svc.core.config import Batching, Preemption, Prefill
 from scheduler_svc.core.counters import Counters
-from scheduler_svc.core.lane import InFlight, Lane, PlanChanges
+from scheduler_svc.core.iteration import InFlight, PlanChanges
+from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.seating import MAX_BARRED, WINDOW, Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason

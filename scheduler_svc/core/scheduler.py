@@ -14,7 +14,8 @@ from dataclasses import replace
 from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit, TransferPoint
 from common.wire.codec import Message
 from scheduler_svc.core.applier import apply_result
-from scheduler_svc.core.attachment import AttachError, cards_fit, check_alike
+from scheduler_svc.core.attachment import AttachError, check_alike
+from scheduler_svc.core.availability import Availability
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.drain_rate import DrainRate
@@ -45,10 +46,7 @@ class Scheduler:
         """By epoch."""
         self.queues: dict[str, ModelQueue] = {}
         """By model name; a model stays known when its last executor has gone."""
-        self.models: dict[str, ModelCard] = {}
-        """The card that each model's latest executor brought."""
-        self.kv_capacity: dict[str, int] = {}
-        """Tokens of KV in each model's largest pool; when that goes, it still counts for the hold time."""
+        self.availability = Availability(config, self.lanes, self.queues)
         self.outbox: list[tuple[int, Message]] = []
         """(frontend, message) in the order in which they must be sent."""
         self.live: dict[tuple[int, int], Sequence] = {}
@@ -57,10 +55,6 @@ class Scheduler:
         """The same, by request id, then number; clients may use one id for many requests."""
         self.key_usage = KeyUsage()
         self.handovers = Handovers(config, self.counters)
-        self._vacant_since: dict[str, float] = {}
-        """Since when a known model has had no lane that takes sequences."""
-        self._shrunk_since: dict[str, float] = {}
-        """Since when a model's lanes that take sequences have been too small for some that it had accepted, or may."""
         self._num_submitted = 0
         self._last_epoch = first_epoch - 1
         self._drain_rate = DrainRate()
@@ -93,14 +87,15 @@ class Scheduler:
     def _refusal(self, owner: int, request: Submit, now: float) -> Ended | None:
         """The answer to a request that cannot be accepted."""
         queue = self.queues.get(request.model)
-        if queue is None or not self.is_offered(request.model, now):
+        if queue is None or not self.availability.is_offered(request.model, now):
             return Ended(0, EndReason.NO_EXECUTOR, message=f"no executor serves the model {request.model!r}")
         if any((owner, request.first_stream + i) in self.live for i in range(request.n)):
             return Ended(0, EndReason.REJECTED, message="the stream number is in use")
         refusal = overload(request, self.queues.values(), self.config, self._drain_rate)
         if refusal is not None:
             return refusal
-        text = misfit(request, self.models[request.model], self.kv_capacity[request.model])
+        served = self.availability
+        text = misfit(request, served.models[request.model], served.kv_capacity[request.model])
         return Ended(0, EndReason.REJECTED, message=text) if text else self.key_usage.refusal(owner, request, now)
 
     def abort(self, owner: int, streams: Iterable[int], now: float) -> None:
@@ -152,9 +147,6 @@ class Scheduler:
 
     # --- lanes ---
 
-    def lanes_of(self, model: str) -> list[Lane]:
-        return [lane for lane in self.lanes.values() if lane.model.name == model]
-
     def attach(
         self,
         name: str,
@@ -166,68 +158,25 @@ class Scheduler:
         spare: bool = False,
     ) -> Lane:
         """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit."""
-        for lane in self.lanes_of(model.name):
-            check_alike(lane, model, limits)
-        self._make_room(model)
+        peers = self.availability.lanes_of(model.name)
+        for peer in peers:
+            check_alike(peer, model, limits)
+        self.availability.make_room(model)
         try:
             lane = Lane(self._last_epoch + 1, name, model, limits, self.config, transfer, spare)
         except MemoryError:
             raise AttachError(f"no memory for the state of {limits.max_num_seqs} sequences of this length") from None
         self._last_epoch = lane.epoch
         self.lanes[lane.epoch] = lane
-        self.models[model.name] = model
+        self.availability.models[model.name] = model
         queue = self.queues.setdefault(model.name, ModelQueue(self.config, self.counters))
-        queue.long_threshold = self.config.long_threshold(min(o.token_budget for o in self.lanes_of(model.name)))
+        queue.long_threshold = self.config.long_threshold(min(o.token_budget for o in (lane, *peers)))
         for sequence in list(queue):
             text = outlived(sequence, model)
             if text:
                 self._end(sequence, EndReason.FAILED, now, text)
-        self._more_admit(model.name, now)
+        self.availability.more_admit(model.name, now)
         return lane
-
-    def _make_room(self, model: ModelCard) -> None:
-        """Forget models that nobody serves or waits for, the longest vacant first, so that the cards stay bounded."""
-        for vacant in list(self._vacant_since):
-            if cards_fit(self.models, model):
-                return
-            if vacant != model.name and not len(self.queues[vacant]) and not self.lanes_of(vacant):
-                for table in (self.models, self.queues, self.kv_capacity, self._vacant_since):
-                    del table[vacant]
-                self._shrunk_since.pop(vacant, None)
-        if not cards_fit(self.models, model):
-            raise AttachError("the models served make too many or too large cards for one more")
-
-    def is_offered(self, model: str, now: float) -> bool:
-        """Whether requests for a known model are accepted: a lane takes them, or did within the hold time."""
-        return model not in self._vacant_since or now - self._vacant_since[model] < self.config.hold_s
-
-    def holds_larger(self, model: str) -> bool:
-        """Whether the hold time runs for what none of the lanes that take a model's sequences can hold."""
-        return model in self._shrunk_since
-
-    def _admitting(self, model: str) -> list[Lane]:
-        """Lanes that take new sequences."""
-        return [lane for lane in self.lanes_of(model) if lane.admits]
-
-    def _review_spares(self, model: str) -> None:
-        """Spares stand by while another lane of their model takes sequences."""
-        lanes = self.lanes_of(model)
-        is_served = any(not lane.spare and not lane.draining for lane in lanes)
-        for lane in lanes:
-            lane.stands_by = lane.spare and not lane.draining and is_served
-
-    def _measure_capacity(self, model: str, since: float) -> None:
-        """Note the largest pool among the lanes that take new sequences. What was accepted, and is larger, waits for a
-        lane of its size for the hold time, from `since` on."""
-        room = max(lane.limits.num_blocks * lane.block_size for lane in self._admitting(model))
-        queue = self.queues[model]
-        if room >= self.kv_capacity.get(model, 0):
-            self.kv_capacity[model] = room
-        elif room < queue.room or model not in self._shrunk_since:
-            self._shrunk_since[model] = since
-        queue.set_room(room)
-        if room >= self.kv_capacity[model] and not len(queue.beyond):
-            self._shrunk_since.pop(model, None)
 
     def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
         """Close a lane, which is lost where there is a `reason`. Its sequences wait again with their tokens; `guilty`
@@ -250,7 +199,7 @@ class Scheduler:
             lane.release(sequence, State.FINISHED if sequence.aborted else State.WAITING)
             if sequence.aborted:
                 continue
-            self._hold_anew(lane, now)
+            self.availability.hold_anew(lane, now)
             if sequence in members:
                 sequence.strike()
             queue.add(sequence, now)
@@ -258,23 +207,7 @@ class Scheduler:
                 self._end(sequence, EndReason.FAILED, now, reason or "the executor refused this sequence")
             elif sequence.strikes >= self.config.max_strikes:
                 self._end(sequence, EndReason.FAILED, now, f"every executor that ran it failed; last: {reason}")
-        self._fewer_admit(lane.model.name, now)
-
-    def _fewer_admit(self, model: str, now: float) -> None:
-        """One lane of a model fewer takes new sequences."""
-        self._review_spares(model)
-        if not self._admitting(model):
-            self._vacant_since.setdefault(model, now)
-            reason = WaitReason.PAUSED if self.lanes_of(model) else WaitReason.NO_EXECUTOR
-            self.queues[model].all_blocked(reason, now)
-            return
-        self._measure_capacity(model, now)
-
-    def _more_admit(self, model: str, now: float) -> None:
-        """One lane of a model more takes new sequences, or stands by."""
-        self._review_spares(model)
-        self._measure_capacity(model, self._vacant_since.pop(model, now))
-        self.queues[model].all_blocked(WaitReason.POLICY, now)
+        self.availability.fewer_admit(lane.model.name, now)
 
     def leave(self, lane: Lane, now: float) -> None:
         """An executor shall go: give its lane no new sequence; from its next plan on its own move to others."""
@@ -289,35 +222,21 @@ class Scheduler:
     def _close(self, lane: Lane, now: float) -> None:
         if not lane.draining:
             lane.draining = True
-            self._fewer_admit(lane.model.name, now)
+            self.availability.fewer_admit(lane.model.name, now)
 
     def resume(self, lane: Lane, now: float) -> None:
         """A lane that `pause` has closed takes new sequences again, with those it still has; on others: nothing."""
         if lane.stays:
             lane.draining = lane.stays = lane.must_empty = False
-            self._more_admit(lane.model.name, now)
+            self.availability.more_admit(lane.model.name, now)
 
     def vacate(self, lane: Lane, now: float) -> None:
         """From its next plan on, a lane that drains gives back also the sequences for which no other has room now."""
         lane.must_empty = lane.draining
 
-    def _hold_anew(self, lane: Lane, now: float) -> None:
-        """Who has been served until now, by this lane, waits for one as long as any, where there is none."""
-        model = lane.model.name
-        if model in self._vacant_since:
-            self._vacant_since[model] = now
-        if lane.limits.num_blocks * lane.block_size > self.queues[model].room:
-            self._shrunk_since[model] = now
-
-    def drain(self, lane: Lane, now: float) -> None:
-        """As `leave`, and move its sequences now, if it is idle. Those for whom no other lane has room finish here."""
-        self.leave(lane, now)
-        if lane.in_flight is None:
-            self._move_away(lane, now)
-
     def _move_away(self, lane: Lane, now: float) -> None:
         """Move the sequences of an idle lane to others, as many as those have seats and blocks for."""
-        peers = [peer for peer in self._admitting(lane.model.name) if peer is not lane]
+        peers = [peer for peer in self.availability.admitting(lane.model.name) if peer is not lane]
         move_away(lane, peers, self.queues[lane.model.name], self.handovers, now)
 
     def fetched(self, lane: Lane, ticket: int, now: float, *, done: bool, busy_s: float) -> None:
@@ -327,7 +246,7 @@ class Scheduler:
             return
         settle(transit, self.queues[model], now, done=done)
         if not done and not lane.admits:
-            self._hold_anew(lane, now)
+            self.availability.hold_anew(lane, now)
 
     def expire(self, now: float) -> float | None:
         """End what is over its time or has waited out the hold time, and count how long all wait.
@@ -338,26 +257,10 @@ class Scheduler:
             queue.clock.advance(now)
         while (late := self._timeouts.take_due(now)) is not None:
             self._end(late, EndReason.TIMEOUT, now, f"not done within {late.ends_at - late.arrived:g} s")
-        due = self._timeouts.next_at()
-        for model, since in self._vacant_since.items():
-            until = since + self.config.hold_s
-            if now < until:
-                due = until if due is None else min(due, until)
-                continue
-            for sequence in list(self.queues[model]):
-                text = f"no executor served the model {model!r} within {self.config.hold_s:g} s"
-                self._end(sequence, EndReason.NO_EXECUTOR, now, text)
-        for model, since in list(self._shrunk_since.items()):
-            until, queue = since + self.config.hold_s, self.queues[model]
-            if now < until:
-                due = until if due is None else min(due, until)
-                continue
-            del self._shrunk_since[model]
-            self.kv_capacity[model] = min(self.kv_capacity[model], queue.room)
-            for sequence in list(queue.beyond):
-                text = f"no executor with room for this request served {model!r} within {self.config.hold_s:g} s"
-                self._end(sequence, EndReason.NO_EXECUTOR, now, text)
-        return due
+        for sequence, text in self.availability.take_overdue(now):
+            self._end(sequence, EndReason.NO_EXECUTOR, now, text)
+        times = (self._timeouts.next_at(), self.availability.next_due(now))
+        return min((at for at in times if at is not None), default=None)
 
     # --- iterations ---
 
@@ -366,15 +269,15 @@ class Scheduler:
         model = lane.model.name
         if lane.draining:
             self._move_away(lane, now)
-            if lane.must_empty and give_back(lane, self._admitting(model), self.queues[model], now):
-                self._hold_anew(lane, now)
-        peers = [other for other in self._admitting(model) if other is not lane]
+            if lane.must_empty and give_back(lane, self.availability.admitting(model), self.queues[model], now):
+                self.availability.hold_anew(lane, now)
+        peers = [other for other in self.availability.admitting(model) if other is not lane]
         queue = self.queues[model]
         seating = Seating(lane, peers, queue, now)
         preemptions = self.counters.preemptions
         plan = Planner(lane, queue, seating, self.counters, now).build()
         if not lane.admits and self.counters.preemptions > preemptions:
-            self._hold_anew(lane, now)  # Who gave way here finds no seat here again.
+            self.availability.hold_anew(lane, now)  # Who gave way here finds no seat here again.
         return plan
 
     def apply(self, lane: Lane, result: Result, now: float) -> None:

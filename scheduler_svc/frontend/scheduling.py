@@ -26,6 +26,7 @@ MAX_SALT = 4096
 BATCH_PRIORITY = (1 << 31) - 1
 """The lowest class there is: lines of batches have it, and no request can name it."""
 MAX_TIMEOUT_S = 1e6
+_SECONDS = re.compile(r"[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,3})?")
 PRIORITY = Integer("priority", 0, -(1 << 31), BATCH_PRIORITY - 1)
 USER = Text("user", "", MAX_TENANT)
 DEADLINE_MS = Integer("deadline_ms", 0, 1, (1 << 31) - 1)
@@ -124,10 +125,7 @@ def header_time_limit(request: Request) -> TimeLimit:
     named = request.headers.getlist(TIMEOUT_HEADER)
     if not named:
         return TimeLimit(None)
-    try:
-        (seconds,) = [float(text) for text in named]
-    except ValueError:
-        seconds = math.nan
+    seconds = float(named[0]) if len(named) == 1 and _SECONDS.fullmatch(named[0]) else math.nan
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise invalid(TIMEOUT_HEADER, f"{TIMEOUT_HEADER}: must be one number of seconds, above 0 and at most 1000000")
     return TimeLimit(seconds)

@@ -19,7 +19,7 @@ from common.wire import PROTOCOL_VERSION
 from scheduler_svc.core import SchedulerConfig
 
 MAGIC = b"gilirlog"
-VERSION = 2
+VERSION = 3
 BLOCK_HEADER = struct.Struct("<III")
 MAX_BLOCK_BYTES = 1 << 30
 SUFFIX = ".planlog"
@@ -54,26 +54,24 @@ class Kind(IntEnum):
     """name, number of the model card, packed limits, packed transfer point, whether it is a spare."""
     DETACH = 16
     """epoch, guilty slots, reason."""
-    DRAIN = 17
+    LEAVE = 17
     """epoch."""
-    EXPIRE = 18
-    PLAN = 19
+    PAUSE = 18
+    """epoch."""
+    RESUME = 19
+    """epoch."""
+    VACATE = 20
+    """epoch."""
+    EXPIRE = 21
+    PLAN = 22
     """epoch, encoded Plan."""
-    NO_PLAN = 20
+    NO_PLAN = 23
     """epoch: a plan was asked for, and there was nothing to run."""
-    LEAVE = 22
-    """epoch."""
-    PAUSE = 30
-    """epoch."""
-    RESUME = 31
-    """epoch."""
-    VACATE = 32
-    """epoch."""
-    FETCHED = 23
-    """epoch of the target, ticket, whether all is there, seconds that it took."""
-    APPLY = 21
+    APPLY = 24
     """epoch, then an encoded Result, or (where it has no logprobs) iteration, tokens (raw little-endian int32), finish
     codes (raw; nil: all zero), busy_us, device_us."""
+    FETCHED = 25
+    """epoch of the target, ticket, whether all is there, seconds that it took."""
 
 
 VERBS = frozenset(kind for kind in Kind if kind >= Kind.SUBMIT)

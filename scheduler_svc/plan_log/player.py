@@ -19,7 +19,6 @@ PLAIN_ON_A_LANE = {
     Kind.PAUSE: Scheduler.pause,
     Kind.RESUME: Scheduler.resume,
     Kind.VACATE: Scheduler.vacate,
-    Kind.DRAIN: Scheduler.drain,
 }
 """Verbs that are given a lane and the time."""
 ON_A_LANE = (Kind.DETACH, Kind.PLAN, Kind.NO_PLAN, Kind.APPLY, Kind.FETCHED, *PLAIN_ON_A_LANE)

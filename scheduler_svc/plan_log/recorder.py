@@ -183,10 +183,6 @@ class RecordedScheduler(Scheduler):
         with self._frame(Kind.VACATE, self._number(lane), now=now):
             super().vacate(lane, now)
 
-    def drain(self, lane: Lane, now: float) -> None:
-        with self._frame(Kind.DRAIN, self._number(lane), now=now):
-            super().drain(lane, now)
-
     def fetched(self, lane: Lane, ticket: int, now: float, *, done: bool, busy_s: float) -> None:
         with self._frame(Kind.FETCHED, self._number(lane), ticket, done, busy_s, now=now):
             super().fetched(lane, ticket, now, done=done, busy_s=busy_s)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from common.wire import Limits, NewSequence, Retention, SamplingParams, TransferPoint
 from scheduler_svc.core import Lane, Scheduler, Sequence, State, WaitReason
+from scheduler_svc.core.availability import Availability
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.config import Eviction
 from scheduler_svc.core.counters import Counters, Histogram
@@ -18,8 +19,8 @@ from scheduler_svc.core.eviction import RecencyOrder, WeightOrder
 from scheduler_svc.core.fair import FairQueue, FairShare
 from scheduler_svc.core.handover import Handovers, Transit
 from scheduler_svc.core.host_pool import HostPool
+from scheduler_svc.core.iteration import InFlight, PlanChanges
 from scheduler_svc.core.key_usage import KeyUsage
-from scheduler_svc.core.lane import InFlight, PlanChanges
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.pacing import Pace
 from scheduler_svc.core.prediction import OutputLengths
@@ -82,15 +83,21 @@ _FIELDS: dict[type, Fields] = {
         "handovers": Instance(Handovers),
         "lanes": Given(lambda restoring: restoring.lanes),
         "queues": Mapped(PLAIN, Instance(ModelQueue)),
-        "models": Mapped(PLAIN, Card()),
+        "availability": Instance(Availability),
         "outbox": Given(lambda restoring: []),
         "live": Mapped(PAIR, SEQUENCE),
         "by_request": Mapped(PLAIN, Mapped(PLAIN, SEQUENCE)),
         "key_usage": Instance(KeyUsage),
-        **dict.fromkeys(("kv_capacity", "_vacant_since", "_shrunk_since"), Mapped(PLAIN, PLAIN)),
         **_plain("_num_submitted", "_last_epoch"),
         "_drain_rate": Instance(DrainRate),
         "_timeouts": Instance(Timeouts),
+    },
+    Availability: {
+        "config": Given(lambda restoring: restoring.config),
+        "lanes": Given(lambda restoring: restoring.lanes),
+        "queues": Given(lambda restoring: restoring.fields[-2]["queues"]),
+        "models": Mapped(PLAIN, Card()),
+        **dict.fromkeys(("kv_capacity", "_vacant_since", "_shrunk_since"), Mapped(PLAIN, PLAIN)),
     },
     Counters: {
         **_plain("prompt_tokens", "generation_tokens", "preemptions", "recomputed_tokens", "swapped_out_blocks"),

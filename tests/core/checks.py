@@ -74,7 +74,7 @@ def tokens_are_used_up(world: World, lane: Lane, plan: Plan) -> bool:
 def check_reasons(world: World) -> None:
     """After a turn: whoever waits does so for a named reason, and beside a lane that is at work."""
     for model in world.scheduler.queues:
-        waiting, lanes = world.waiting(model), world.scheduler.lanes_of(model)
+        waiting, lanes = world.waiting(model), world.scheduler.availability.lanes_of(model)
         admitting = [lane for lane in lanes if lane.admits]
         leaving = [lane for lane in lanes if lane.epoch in world.leaving]
         for sequence in waiting:
@@ -121,7 +121,7 @@ def _is_excused(world: World, lane: Lane, sequence: Sequence) -> bool:
     # It may be left to a lane that has not seen it yet, which must be at work, or about to plan in this turn.
     return any(
         peer is not lane and peer.admits and sequence.ticket > peer.last_ticket
-        for peer in world.scheduler.lanes_of(lane.model.name)
+        for peer in world.scheduler.availability.lanes_of(lane.model.name)
     )
 
 

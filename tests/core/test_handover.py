@@ -10,7 +10,8 @@ from common.wire import EndReason, Fetch
 from scheduler_svc.core import Lane, State, WaitReason
 from scheduler_svc.core.config import Batching, Handover
 from scheduler_svc.core.handover import AHEAD_S, ASSUMED_PREFILL_S, OVERHEAD_S
-from tests.core.world import Stream, World, reason, whole
+from tests.core.stream import Stream, reason, whole
+from tests.core.world import World
 
 
 def begun(num_streams: int = 1, prompt: int = 10, *, iterations: int = 3, **changes: Any) -> tuple[World, Lane, Lane]:
@@ -283,7 +284,7 @@ def test_who_may_hand_over_to_whom(change: str) -> None:
 
 def test_the_orders_name_what_the_executors_need() -> None:
     world, source, target = begun()
-    world.scheduler.drain(source, world.now)
+    world.drain(source)
     lend, fetch = world.scheduler.handovers.orders
     assert isinstance(fetch, Fetch)
     assert (lend.epoch, fetch.epoch, lend.ticket) == (source.epoch, target.epoch, fetch.ticket)

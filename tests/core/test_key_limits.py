@@ -11,7 +11,8 @@ from common.wire import EndReason, KeyLimits
 from scheduler_svc.core.key_usage import MIN_SWEEP
 from scheduler_svc.plan_log.player import Player
 from tests.core.model_executor import card
-from tests.core.world import Stream, World
+from tests.core.stream import Stream
+from tests.core.world import World
 from tests.scheduler.recorded import RecordedWorld
 
 TWO = KeyLimits("two", max_concurrent=2)

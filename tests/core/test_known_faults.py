@@ -12,7 +12,8 @@ from common.wire import EndReason, Inquiry, SamplingParams, Submit
 from scheduler_svc.core import LaneError, State, WaitReason, account_of
 from scheduler_svc.core.config import KvLayout, Preemption
 from tests.core.model_executor import card
-from tests.core.world import Stream, World
+from tests.core.stream import Stream
+from tests.core.world import World
 
 
 def served(stream: Stream) -> bool:

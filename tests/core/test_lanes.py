@@ -7,7 +7,8 @@ import pytest
 from common.wire import EndReason
 from scheduler_svc.core import Sequence, State, WaitReason
 from tests.core.model_executor import card
-from tests.core.world import Stream, World, reason, whole
+from tests.core.stream import Stream, reason, whole
+from tests.core.world import World
 
 
 def long_answers(world: World, count: int, **params: object) -> list[Stream]:
@@ -288,7 +289,7 @@ def test_a_drained_lane_moves_its_sequences_and_takes_no_new_ones() -> None:
     streams = long_answers(world, 6)
     world.iterate()
     world.turn()
-    world.scheduler.drain(leaving, world.now)
+    world.drain(leaving)
     assert leaving.num_running == 3, "not while its iteration is out"
     world.deliver(leaving)
     world.turn()
@@ -303,7 +304,7 @@ def test_the_last_lane_finishes_what_it_has_and_the_rest_waits_for_another() -> 
     leaving = world.attach(seats=2)
     running, waiting = long_answers(world, 2), long_answers(world, 1)
     world.iterate()
-    world.scheduler.drain(leaving, world.now)
+    world.drain(leaving)
     world.turn()
     assert world.scheduler.why(world.sequence(waiting[0])) is WaitReason.PAUSED
     world.deliver(leaving)
@@ -321,7 +322,7 @@ def test_what_fits_no_other_lane_finishes_on_the_drained_one() -> None:
     world.attach(blocks=4)
     (too_large,), (fitting,) = world.submit(20, 10, ignore_eos=True), world.submit(5, 8, ignore_eos=True)
     world.iterate()
-    world.scheduler.drain(leaving, world.now)
+    world.drain(leaving)
     (waiting,) = world.submit(20, 10)
     world.run()
     assert whole(too_large, fitting) and len(world.lanes) == 1

@@ -25,7 +25,8 @@ from scheduler_svc.core.config import (
 )
 from tests.core.model_executor import card
 from tests.core.nonsense import SPOILS, snapshot, spoil
-from tests.core.world import Stream, World
+from tests.core.stream import Stream
+from tests.core.world import World
 
 DEBUG = os.environ.get("HYPOTHESIS_PROFILE") == "debug"
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
@@ -171,7 +172,7 @@ class CalmMachine(RuleBasedStateMachine):
         for lane in self.flying():
             world.deliver(lane)
         for name in MODELS:
-            lanes = world.scheduler.lanes_of(name)
+            lanes = world.scheduler.availability.lanes_of(name)
             if not any(lane.admits for lane in lanes):
                 model, size = (lanes[0].model, lanes[0].block_size) if lanes else (self.model(name), 4)
                 world.attach(200, size, 8, 64, model)
@@ -215,7 +216,7 @@ class StormyMachine(CalmMachine):
         spare=st.sampled_from([False, False, True]),
     )
     def attach(self, pool: Pool, seats: int, budget: int, name: str, transfer: bool, spare: bool) -> None:
-        lanes = self.world.scheduler.lanes_of(name)
+        lanes = self.world.scheduler.availability.lanes_of(name)
         block_size = lanes[0].block_size if lanes else pool[0]
         self.world.attach(pool[1], block_size, seats, budget, self.model(name), pool[2], transfer, spare)
 
@@ -241,7 +242,7 @@ class StormyMachine(CalmMachine):
             guilty = (int([*plan.decodes, *plan.prefills][0]),)
         elif blame == "wild":
             guilty = (0, 65_535)
-        if swap and len(self.world.scheduler.lanes_of(lane.model.name)) == 1:
+        if swap and len(self.world.scheduler.availability.lanes_of(lane.model.name)) == 1:
             self.fingerprints[lane.model.name] += 1
         self.world.lose(lane, guilty)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.wire import EndReason
-from tests.core.world import Stream, World
+from tests.core.stream import Stream
+from tests.core.world import World
 
 
 def refusal(stream: Stream) -> tuple[EndReason, str, int]:

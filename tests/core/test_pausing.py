@@ -7,8 +7,9 @@ import pytest
 from common.wire import EndReason
 from scheduler_svc.core import WaitReason
 from tests.core.model_executor import card
+from tests.core.stream import reason, whole
 from tests.core.test_lanes import long_answers
-from tests.core.world import World, reason, whole
+from tests.core.world import World
 
 # --- pause and resume ---
 
@@ -56,7 +57,7 @@ def test_while_all_are_paused_requests_wait_as_long_as_the_hold_time() -> None:
     (early,) = world.submit(5, 3)
     assert world.scheduler.why(world.sequence(early)) is WaitReason.PAUSED
     world.now += 9.9
-    assert world.scheduler.is_offered("m", world.now)
+    assert world.scheduler.availability.is_offered("m", world.now)
     world.scheduler.expire(world.now)
     world.read_outbox(None)
     assert not early.over
@@ -96,7 +97,7 @@ def test_a_paused_lane_that_dies_begins_no_new_hold_time() -> None:
     world.turn()
     world.now += 11
     world.lose(lane)
-    assert not world.scheduler.is_offered("m", world.now)
+    assert not world.scheduler.availability.is_offered("m", world.now)
 
 
 def test_a_paused_executor_that_is_told_to_go_goes() -> None:

@@ -7,7 +7,8 @@ import pytest
 from common.wire import EndReason, Plan, decode, encode
 from scheduler_svc.core import SchedulerConfig, State
 from tests.core.model_executor import card
-from tests.core.world import Stream, World, whole
+from tests.core.stream import Stream, whole
+from tests.core.world import World
 
 
 def chunks(world: World, stream: Stream) -> list[int]:

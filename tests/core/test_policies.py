@@ -11,7 +11,8 @@ from common.wire import Plan
 from scheduler_svc.core import Lane, State, WaitReason
 from scheduler_svc.core.config import Admission, Batching, KvLayout, Preemption, Prefill
 from tests.core.model_executor import card
-from tests.core.world import World, whole
+from tests.core.stream import whole
+from tests.core.world import World
 
 AZURE = [(374, 44), (396, 109), (879, 55), (91, 16), (91, 16), (381, 84), (1313, 142), (388, 84), (242, 14), (209, 152)]
 """Prompts and answers of the first conversations of the Azure LLM inference trace of 2023."""

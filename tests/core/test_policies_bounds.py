@@ -13,7 +13,8 @@ from scheduler_svc.core.config import Admission, Discipline, KvLayout, Prefill
 from scheduler_svc.core.pacing import Pace
 from scheduler_svc.core.planner import MAX_PREFILLS_IN_A_ROW
 from tests.core.model_executor import card
-from tests.core.world import World, whole
+from tests.core.stream import whole
+from tests.core.world import World
 
 
 def test_decodes_stand_aside_for_a_bounded_time_where_answers_end_with_their_prefill() -> None:
@@ -123,8 +124,7 @@ def test_a_drain_moves_only_those_who_find_room() -> None:
     moved = [world.submit(4, 20, ignore_eos=True)[0] for _ in range(3)]
     world.iterate()
     other = world.attach(blocks=64, seats=1)
-    world.scheduler.drain(leaving, world.now)
-    world.read_outbox(None)
+    world.drain(leaving)
     assert leaving.num_running == 2 and other.num_running == 0
     world.run()
     assert whole(*moved)

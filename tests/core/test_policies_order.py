@@ -11,7 +11,8 @@ import pytest
 from scheduler_svc.core import Lane, State
 from scheduler_svc.core.config import Discipline
 from tests.core.model_executor import card
-from tests.core.world import Stream, World
+from tests.core.stream import Stream
+from tests.core.world import World
 
 AGEING = [Discipline.PRIORITY, Discipline.FAIR, Discipline.DEADLINE]
 TENANTS = ("f", "g")

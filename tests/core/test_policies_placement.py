@@ -8,7 +8,8 @@ from common.wire import Retention
 from scheduler_svc.core import Lane, State, WaitReason
 from scheduler_svc.core.config import Batching, Eviction, Prefill
 from tests.core.model_executor import card
-from tests.core.world import Stream, World
+from tests.core.stream import Stream
+from tests.core.world import World
 
 PREFIX = list(range(2, 22))
 """Five blocks of four."""
@@ -176,7 +177,7 @@ def test_each_reason_is_told_where_it_holds() -> None:
     assert world.scheduler.why(world.sequence(early)) is WaitReason.NONE
     assert world.scheduler.why(world.sequence(third)) is WaitReason.SEATS
     world.deliver(lane)
-    world.scheduler.drain(lane, world.now)
+    world.drain(lane)
     assert world.scheduler.why(world.sequence(third)) is WaitReason.PAUSED
     world.run()
     world.attach()

@@ -11,7 +11,8 @@ from common.wire import EndReason
 from scheduler_svc.core import Lane, State, WaitReason
 from scheduler_svc.core.config import Admission, Discipline, KvLayout, Preemption, Prefill
 from tests.core.model_executor import card
-from tests.core.world import Stream, World, whole
+from tests.core.stream import Stream, whole
+from tests.core.world import World
 
 GIVE_WAY = [Preemption.RECOMPUTE, Preemption.SWAP]
 

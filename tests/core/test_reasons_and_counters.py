@@ -7,7 +7,8 @@ import pytest
 
 from common.wire import EndReason
 from scheduler_svc.core import WaitReason
-from tests.core.world import World, whole
+from tests.core.stream import whole
+from tests.core.world import World
 
 # --- reasons ---
 

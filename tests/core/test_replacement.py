@@ -9,7 +9,8 @@ import pytest
 from common.wire import EndReason, Limits, ModelCard
 from scheduler_svc.core import AttachError, Lane, WaitReason
 from tests.core.model_executor import card
-from tests.core.world import World, reason, whole
+from tests.core.stream import reason, whole
+from tests.core.world import World
 
 
 def test_waiting_requests_go_on_with_a_replaced_model_but_a_begun_answer_ends() -> None:

@@ -23,7 +23,8 @@ from scheduler_svc.core.config import (
 )
 from tests.core.model_executor import card
 from tests.core.nonsense import SPOILS, snapshot, spoil
-from tests.core.world import Stream, World
+from tests.core.stream import Stream
+from tests.core.world import World
 
 BASES = [[2 + (i * step + i // 5) % 38 for i in range(40)] for step in (3, 7)]
 """Prompts are beginnings of these, so that prefixes are shared."""
@@ -155,7 +156,7 @@ class Walk:
             world.deliver(lane)
         world.fetches.finish()
         for name in world.scheduler.queues:
-            if not any(lane.admits for lane in world.scheduler.lanes_of(name)):
+            if not any(lane.admits for lane in world.scheduler.availability.lanes_of(name)):
                 self._attach(name, 80)
         world.run(20_000)
         for name, queue in world.scheduler.queues.items():
@@ -226,13 +227,13 @@ class Walk:
 
     def _model(self, name: str) -> ModelCard:
         """As it is served now, or its next version."""
-        lanes = self.world.scheduler.lanes_of(name)
+        lanes = self.world.scheduler.availability.lanes_of(name)
         fingerprint = b"%b %d" % (MODELS[name].fingerprint, self.fingerprints[name])
         return lanes[0].model if lanes else replace(MODELS[name], fingerprint=fingerprint)
 
     def _attach(self, name: str, num_tokens: int = 0) -> None:
         pick = self.chance.choice
-        lanes = self.world.scheduler.lanes_of(name)
+        lanes = self.world.scheduler.availability.lanes_of(name)
         size = lanes[0].block_size if lanes else self.block_size
         blocks = -(-(num_tokens or pick([12, 24, 32, 60, 200])) // size)
         host_blocks = -(-pick([0, 8, 30, 100]) // size)
@@ -281,7 +282,7 @@ class Walk:
             guilty = (int([*plan.decodes, *plan.prefills][0]),)
         elif blame == "wild":
             guilty = (0, 65_535)
-        if self.chance.random() < 0.5 and len(self.world.scheduler.lanes_of(lane.model.name)) == 1:
+        if self.chance.random() < 0.5 and len(self.world.scheduler.availability.lanes_of(lane.model.name)) == 1:
             self.fingerprints[lane.model.name] += 1
         self.world.lose(lane, guilty)
 

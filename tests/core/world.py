@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from common.wire import (
     Ended,
     EndReason,
-    FinishCode,
     KeyLimits,
     Limits,
     ModelCard,
@@ -30,61 +29,8 @@ from scheduler_svc.core import Lane, Scheduler, SchedulerConfig, Sequence, State
 from scheduler_svc.core.config import Admission, Prefill
 from tests.core.checks import check_full, check_mirror, check_reasons, check_seated, check_tokens, check_waited
 from tests.core.fetches import Fetches
-from tests.core.model_executor import ModelExecutor, card, solo_answer
-
-SERVED = (EndReason.EOS, EndReason.STOP_TOKEN, EndReason.LENGTH)
-
-
-@dataclass(repr=False, eq=False)
-class Stream:
-    """What a client has seen of one stream."""
-
-    owner: int
-    number: int
-    prompt: list[int]
-    params: SamplingParams
-    accepted: bool = False
-    aborted: bool = False
-    tokens: list[int] = field(default_factory=list)
-    ended: Ended | None = None
-    model: ModelCard | None = None
-    """The model that said its first token."""
-    expected: list[int] = field(default_factory=list)
-    code: FinishCode = FinishCode.CONTINUE
-    scored: set[int] = field(default_factory=set)
-    """Prompt positions whose logprobs have come."""
-    waited: dict[WaitReason, float] = field(default_factory=dict)
-    """Seconds in the queue, by reason."""
-    ends_at: float = math.inf
-
-    def __repr__(self) -> str:
-        return f"stream {self.owner}/{self.number}"
-
-    @property
-    def over(self) -> bool:
-        return self.aborted or self.ended is not None
-
-    def take_token(self, token: int, model: ModelCard) -> None:
-        assert self.accepted and not self.over, f"a token for the ended stream {self.number}"
-        if self.model is None:
-            self.model = model
-            self.expected, self.code = solo_answer(model, self.prompt, self.params)
-        assert self.model.fingerprint == model.fingerprint, "an answer by two models"
-        place = len(self.tokens)
-        assert place < len(self.expected) and token == self.expected[place], f"token {place} differs from a run alone"
-        self.tokens.append(token)
-
-    def take_end(self, ended: Ended) -> None:
-        assert not self.over, f"stream {self.number} ended twice"
-        self.ended = ended
-        assert 0 <= ended.cached_tokens < len(self.prompt)
-        if ended.reason in SERVED:
-            assert self.tokens == self.expected, "an answer that is not whole"
-            assert ended.reason == self.code
-            if self.params.prompt_logprobs >= 0:
-                assert self.scored == set(range(1, len(self.prompt))), "prompt logprobs are missing"
-        else:
-            assert ended.message, "an error needs a text"
+from tests.core.model_executor import ModelExecutor, card
+from tests.core.stream import Stream
 
 
 @dataclass
@@ -370,9 +316,10 @@ class World:
             self.leaving.discard(lane.epoch)
 
     def drain(self, lane: Lane) -> None:
-        self.leaving.discard(lane.epoch)
-        self.scheduler.drain(lane, self.now)
-        self.read_outbox(None)
+        """An executor says that it wants to go. Where no iteration of it is out, its next plan is made now."""
+        self.leave(lane)
+        if lane.epoch not in self.out:
+            self.plan(lane)
 
     # --- checks ---
 
@@ -411,12 +358,3 @@ class World:
         """Stream numbers in the iteration that is in flight, decodes first."""
         plan = self.out[lane.epoch].plan
         return [int(lane.stream[slot]) for slot in [*plan.decodes.tolist(), *plan.prefills.tolist()]]
-
-
-def whole(*streams: Stream) -> bool:
-    """Whether each was served all of its answer."""
-    return all(s.ended is not None and s.ended.reason in SERVED and s.tokens == s.expected for s in streams)
-
-
-def reason(stream: Stream) -> EndReason | None:
-    return None if stream.ended is None else EndReason(stream.ended.reason)

@@ -74,8 +74,7 @@ def eventful(world: RecordedWorld) -> RecordedWorld:
     world.abort_owner(1)
     world.iterate()
     world.attach(blocks=64, seats=4)
-    world.scheduler.drain(world.lanes[0], world.now)
-    world.read_outbox(None)
+    world.drain(world.lanes[0])
     for i in range(3):
         world.submit([3, 4, 5, 6, 7, 8, 9, 10, 11 + i], 6)
         world.iterate()
@@ -120,7 +119,7 @@ def wander(world: RecordedWorld, seed: int, num_steps: int, *, segment_every: in
             case "lose" if world.lanes:
                 world.lose(draw.choice(world.lanes), guilty=(0,) if draw.random() < 0.3 else ())
             case "drain" if world.lanes:
-                world.scheduler.drain(draw.choice(world.lanes), world.now)
+                world.drain(draw.choice(world.lanes))
             case "fetch" if world.fetches.pending:
                 ticket, count = draw.choice(sorted(world.fetches.pending)), draw.choice([1, 100])
                 world.fetches.come(ticket, count, fail=draw.random() < 0.2)

@@ -128,7 +128,7 @@ def test_models_that_nobody_serves_are_forgotten_before_there_are_too_many(rig: 
         rig.receive(b"p%d" % i, Hello(PROTOCOL_VERSION, f"e{i}", b"i%d" % i, "cpu", LIMITS, card))
         executor = rig.membership._by_peer[b"p%d" % i]
         rig.membership.lose(executor, float(i), "gone")
-    assert len(rig.scheduler.models) <= 64 and "model-99" in rig.scheduler.models
+    assert len(rig.scheduler.availability.models) <= 64 and "model-99" in rig.scheduler.availability.models
 
 
 def test_a_taken_name_is_refused_while_its_owner_lives_and_free_afterwards(rig: Rig) -> None:

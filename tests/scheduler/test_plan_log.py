@@ -20,7 +20,7 @@ from scheduler_svc.plan_log.replay import main
 from tests.core.model_executor import card
 from tests.scheduler.recorded import RecordedWorld, eventful
 
-QUESTIONS = {"holds_larger", "lanes_of", "is_offered", "why", "waiting_by_reason", "check_invariants"}
+QUESTIONS = {"why", "waiting_by_reason", "check_invariants"}
 """Public methods that change nothing."""
 
 
@@ -109,7 +109,7 @@ def test_tokenizers_are_not_kept_but_still_compared(world: RecordedWorld) -> Non
     player = Player(world.folder)
     raised = [step.raised.split(":")[0] for step in player.steps() if step.kind is Kind.ATTACH]
     assert raised == ["", "AttachError", "AttachError", ""]
-    (kept,) = player.scheduler.models["m"].tokenizer_files.values()
+    (kept,) = player.scheduler.availability.models["m"].tokenizer_files.values()
     assert len(kept) == 50_000
     assert sum(frame.kind is Kind.CARD for frame in frames(world.folder)) == 3
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from common.wire import encode
 from scheduler_svc.plan_log.format import Kind
 from scheduler_svc.plan_log.player import Player
-from tests.core.world import whole
+from tests.core.stream import whole
 from tests.scheduler.recorded import RecordedWorld
 
 
