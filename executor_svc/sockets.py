@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from common.sockets import set_up
 from common.wire import MAX_MESSAGE_BYTES
 
 LINGER_MS = 1000
@@ -35,23 +36,23 @@ class Dialing:
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         """A DEALER that dials the scheduler and goes on dialing until it is closed."""
-        dealer = context.socket(zmq.DEALER)
-        dealer.linger = LINGER_MS
-        dealer.set_hwm(HIGH_WATER_MARK)
-        dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        # Nothing queues up for a scheduler that is not there.
-        dealer.setsockopt(zmq.IMMEDIATE, 1)
-        dealer.setsockopt(zmq.RECONNECT_IVL, 100)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        timeout_ms = max(1, int(self.timeout_s * 1000))
-        dealer.setsockopt(zmq.HEARTBEAT_IVL, max(1, timeout_ms // 3))
-        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, timeout_ms)
-        dealer.setsockopt(zmq.HEARTBEAT_TTL, timeout_ms)
-        if self.server_key:
-            dealer.curve_serverkey = self.server_key
-            dealer.curve_secretkey = self.secret_key
-            dealer.curve_publickey = zmq.curve_public(self.secret_key)
-        dealer.connect(self.address)
+        with set_up(context, zmq.DEALER) as dealer:
+            dealer.linger = LINGER_MS
+            dealer.set_hwm(HIGH_WATER_MARK)
+            dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+            # Nothing queues up for a scheduler that is not there.
+            dealer.setsockopt(zmq.IMMEDIATE, 1)
+            dealer.setsockopt(zmq.RECONNECT_IVL, 100)
+            dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+            timeout_ms = max(1, int(self.timeout_s * 1000))
+            dealer.setsockopt(zmq.HEARTBEAT_IVL, max(1, timeout_ms // 3))
+            dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, timeout_ms)
+            dealer.setsockopt(zmq.HEARTBEAT_TTL, timeout_ms)
+            if self.server_key:
+                dealer.curve_serverkey = self.server_key
+                dealer.curve_secretkey = self.secret_key
+                dealer.curve_publickey = zmq.curve_public(self.secret_key)
+            dealer.connect(self.address)
         return dealer
 
 

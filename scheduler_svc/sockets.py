@@ -11,21 +11,20 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from common.curve import warn_if_exposed
+from common.sockets import set_up
 from common.wire import MAX_MESSAGE_BYTES
 from scheduler_svc.settings import SchedulerSettings
 
 HIGH_WATER_MARK = 100_000
 
 
-def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.ROUTER)
+def _prepare(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, 200)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-    return socket
 
 
 def private_folder(chosen: Path | None) -> Path:
@@ -44,25 +43,27 @@ def private_folder(chosen: Path | None) -> Path:
 
 def frontend_socket(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
     """Bind the socket of the frontends, or that of the admin process."""
-    socket = _router(context)
-    socket.bind(address)
+    with set_up(context, zmq.ROUTER) as socket:
+        _prepare(socket)
+        socket.bind(address)
     return socket
 
 
 def executor_socket(context: zmq.Context[zmq.Socket[bytes]], settings: SchedulerSettings) -> zmq.Socket[bytes]:
     """Bind the socket that executors dial. Raises zmq.ZMQError when the address is taken."""
-    socket = _router(context)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout_s * 1000))
-    if settings.curve_secret_key is not None:
-        public, secret = zmq.auth.load_certificate(settings.curve_secret_key)
-        if secret is None:
-            raise ValueError(f"{settings.curve_secret_key} holds no secret key")
-        warn_if_exposed(settings.curve_secret_key)
-        socket.curve_server, socket.curve_publickey, socket.curve_secretkey = True, public, secret
-    if settings.executor_bind.startswith("ipc://"):
-        Path(settings.executor_bind.removeprefix("ipc://")).parent.mkdir(parents=True, exist_ok=True)
-    socket.bind(settings.executor_bind)
+    with set_up(context, zmq.ROUTER) as socket:
+        _prepare(socket)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout_s * 1000))
+        if settings.curve_secret_key is not None:
+            public, secret = zmq.auth.load_certificate(settings.curve_secret_key)
+            if secret is None:
+                raise ValueError(f"{settings.curve_secret_key} holds no secret key")
+            warn_if_exposed(settings.curve_secret_key)
+            socket.curve_server, socket.curve_publickey, socket.curve_secretkey = True, public, secret
+        if settings.executor_bind.startswith("ipc://"):
+            Path(settings.executor_bind.removeprefix("ipc://")).parent.mkdir(parents=True, exist_ok=True)
+        socket.bind(settings.executor_bind)
     return socket
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+import zmq
 
 from common.logs import configure_logs
 from executor_svc.determinism import prepare_environment
@@ -20,8 +22,14 @@ LONG_FILES = (
     "test_ahead_of_time.py",
     "test_gpu_benchmark.py",
     "test_failover.py",
+    "test_machine.py",
     "test_chaos.py",
     "test_same_answer.py",
+    "test_model_families.py",
+    "test_model_determinism.py",
+    "test_handover.py",
+    "test_swap.py",
+    "test_serve.py",
 )
 
 
@@ -32,3 +40,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     place = {name: index for index, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_socket_is_left_open() -> Iterator[None]:
+    """A context that is dropped with an open socket waits for ever in the garbage collector, in some later test."""
+    made: list[zmq.Context] = []
+    begin = zmq.Context.__init__
+
+    def noted(context: zmq.Context, *arguments: object, **named: object) -> None:
+        begin(context, *arguments, **named)
+        made.append(context)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zmq.Context, "__init__", noted)
+        yield
+    assert all(context.closed for context in made), "a ZeroMQ context was not terminated"

@@ -40,7 +40,11 @@ class Exchange:
         self.num_junk = 0
         self._log: Any = structlog.get_logger()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._router = transfer.open(self._context)
+        try:
+            self._router = transfer.open(self._context)
+        except BaseException:
+            self._context.term()
+            raise
         address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.point = TransferPoint(
             address=address,

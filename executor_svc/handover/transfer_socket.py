@@ -9,6 +9,7 @@ from pathlib import Path
 
 import zmq
 
+from common.sockets import set_up
 from executor_svc.sockets import is_local
 
 CHUNK_BYTES = 4 << 20
@@ -35,22 +36,21 @@ class TransferSocket:
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         """Bind. Any client may connect: it reads nothing without the secret of a ticket. Raises zmq.ZMQError."""
-        router = context.socket(zmq.ROUTER)
-        _bound(router)
-        router.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        if self.secret_key:
-            router.curve_server = True
-            router.curve_secretkey, router.curve_publickey = self.secret_key, self.public_key
-        router.bind(self.bind)
+        with set_up(context, zmq.ROUTER) as router:
+            _bound(router)
+            router.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES)
+            router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            if self.secret_key:
+                router.curve_server = True
+                router.curve_secretkey, router.curve_publickey = self.secret_key, self.public_key
+            router.bind(self.bind)
         return router
 
     def dial(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: bytes, max_bytes: int
     ) -> zmq.Socket[bytes]:
         """Connect to another executor's socket with this public key. Raises zmq.ZMQError, ValueError."""
-        dealer = context.socket(zmq.DEALER)
-        try:
+        with set_up(context, zmq.DEALER) as dealer:
             _bound(dealer)
             dealer.setsockopt(zmq.MAXMSGSIZE, max_bytes)
             dealer.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -59,9 +59,6 @@ class TransferSocket:
                 dealer.curve_serverkey = key
                 dealer.curve_secretkey, dealer.curve_publickey = secret, zmq.curve_public(secret)
             dealer.connect(address)
-        except BaseException:
-            dealer.close(linger=0)
-            raise
         return dealer
 
 

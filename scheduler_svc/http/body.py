@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -25,7 +25,7 @@ _SEARCH_LIMIT = 1 << 17
 """Longer bodies that do not parse are not searched for the parameter that holds a NaN."""
 
 
-async def body_parts(request: Request, stalled_s: float) -> AsyncIterator[bytes]:
+async def body_parts(request: Request, stalled_s: float) -> AsyncGenerator[bytes]:
     """The body as it comes. Raises `ApiError` 408 when nothing comes for so many seconds, and `ClientGone` on a
     disconnect.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,19 +101,27 @@ def test_what_waits_to_be_written_counts_among_the_bodies(monkeypatch: pytest.Mo
     frontend = SimpleNamespace(bodies=budget, settings=SimpleNamespace(stalled_client_s=5.0))
     body = form((FILE, b"x" * (4 * WRITE_BYTES)))
 
-    async def parts() -> AsyncIterator[bytes]:
-        for place in range(0, len(body), 50_000):
-            yield body[place : place + 50_000]
+    def request() -> Any:
+        places = iter(range(0, len(body), 50_000))
+
+        async def receive() -> dict[str, Any]:
+            place = next(places)
+            return {
+                "type": "http.request",
+                "body": body[place : place + 50_000],
+                "more_body": place + 50_000 < len(body),
+            }
+
+        return SimpleNamespace(receive=receive)
 
     async def ask(_request: object, _work: object) -> None:
         held.append(budget.num_held)
 
     monkeypatch.setattr(upload, "frontend_of", lambda _request: frontend)
     monkeypatch.setattr(upload, "ask", ask)
-    request: Any = SimpleNamespace(stream=parts)
 
     def receive() -> None:
-        asyncio.run(upload._receive(request, UploadForm(b"b", 1 << 30), "file-1"))
+        asyncio.run(upload._receive(request(), UploadForm(b"b", 1 << 30), "file-1"))
 
     receive()
     assert len(held) == 4 and min(held) >= WRITE_BYTES and budget.num_held == 0

@@ -203,9 +203,9 @@ def test_the_others_decode_while_the_first_move() -> None:
     world, source, target = begun(6)
     handovers = world.scheduler.handovers
     handovers._byte_s = AHEAD_S / 2 / (3 * 32)
-    world.drain(source)
-    assert len(target.arriving) == 2 and source.num_running == 4
+    world.leave(source)
     plan = world.plan(source)
+    assert len(target.arriving) == 2 and source.num_running == 4
     assert plan is not None and len(plan.decodes) == 4
     world.deliver(source)
     world.run()
@@ -284,7 +284,8 @@ def test_who_may_hand_over_to_whom(change: str) -> None:
 
 def test_the_orders_name_what_the_executors_need() -> None:
     world, source, target = begun()
-    world.drain(source)
+    world.leave(source)
+    assert world.scheduler.plan(source, world.now) is None
     lend, fetch = world.scheduler.handovers.orders
     assert isinstance(fetch, Fetch)
     assert (lend.epoch, fetch.epoch, lend.ticket) == (source.epoch, target.epoch, fetch.ticket)

@@ -30,9 +30,17 @@ class Blocks:
         self.content = [bytes([i if full else EMPTY]) * block_bytes for i in range(num_blocks)]
         self.written: list[int] = []
         self.gate = threading.Event()
+        """Writing waits for it."""
         self.gate.set()
+        self.more = threading.Event()
+        """All reading but the first waits for it."""
+        self.more.set()
+        self.num_reads = 0
 
     def read(self, blocks: list[int]) -> bytes:
+        if self.num_reads:
+            self.more.wait(10)
+        self.num_reads += 1
         return b"".join(self.content[block] for block in blocks)
 
     def write(self, blocks: list[int], data: bytes) -> None:
@@ -75,6 +83,7 @@ def end(*, full: bool, bind: str = "tcp://127.0.0.1:*", key: bytes = b"", **size
         yield made
     finally:
         blocks.gate.set()
+        blocks.more.set()
         made.exchange.close()
 
 
@@ -162,6 +171,7 @@ def test_what_is_not_lent_is_not_read(source: End, target: End, why: str) -> Non
 @pytest.mark.parametrize("how", ["recall", "forget"])
 def test_nothing_is_written_after_a_recall(source: End, target: End, how: str) -> None:
     source.exchange.take(lend(*range(40)))
+    source.blocks.more.clear()
     target.blocks.gate.clear()
     target.exchange.take(fetch(source, *range(40)))
     target.until(lambda: target.exchange._lock.locked())
@@ -172,6 +182,7 @@ def test_nothing_is_written_after_a_recall(source: End, target: End, how: str) -
     else:
         target.exchange.forget()
     count = len(target.blocks.written)
+    source.blocks.more.set()
     time.sleep(0.1)
     assert len(target.blocks.written) == count < 40 and not target.exchange.answers()
     target.exchange.take(fetch(source, 3, ticket=2, secret=SECRET, timeout_ms=100))

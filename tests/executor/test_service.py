@@ -13,6 +13,7 @@ import torch
 
 from common.wire import Drain, Leaving, Limits, Result
 from executor_svc import service
+from executor_svc.handover import Exchange
 from executor_svc.kv_cache import FP8, block_bytes
 from executor_svc.model import load_model
 from executor_svc.runner import Runner
@@ -135,6 +136,8 @@ def test_nothing_is_announced_before_the_warm_up_is_over(folder: Path, monkeypat
             return result
 
         monkeypatch.setattr(service, name, noted)
-    monkeypatch.setattr(service, "Link", lambda *_: happened.append("link"))
+    exchanges: list[Exchange] = []
+    monkeypatch.setattr(service, "Link", lambda *parts: (happened.append("link"), exchanges.append(parts[3])))
     service.start(settings("--model", str(folder), "--num-blocks", "20", "--device", "cpu"))
+    exchanges[0].close()
     assert happened == ["warm_up", "warm_up_graphs", "link"]

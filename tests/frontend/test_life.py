@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,10 @@ def test_a_new_core_is_greeted(quick: Service) -> None:
     first = quick.core
     first.close()
     wait_until(lambda: statuses(quick)[0] == 503)
-    quick.core = FakeCore(first.address, first.models)
-    quick.core.answer(Answer([*quick.ids(" one"), quick.eos()]))
-    wait_until(lambda: statuses(quick) == (200, 200, 200))
-    assert quick.complete().json()["choices"][0]["text"] == " one"
+    with closing(FakeCore(first.address, first.models)) as quick.core:
+        quick.core.answer(Answer([*quick.ids(" one"), quick.eos()]))
+        wait_until(lambda: statuses(quick) == (200, 200, 200))
+        assert quick.complete().json()["choices"][0]["text"] == " one"
 
 
 def test_junk_from_the_core_is_dropped(service: Service) -> None:

@@ -90,7 +90,7 @@ def test_another_order_to_executors_is_a_difference(
     assert "identical" in printed()
     monkeypatch.setattr(Handovers, "consider", lambda *_: Verdict.RECOMPUTE)
     assert main([str(tmp_path)], "gilir replay") == 1
-    assert re.search(r"drain at .* s\n  in the log: Lend\(.*Fetch\(.*\n  replayed: no orders", printed(), re.DOTALL)
+    assert re.search(r"no_plan at .* s\n  in the log: Lend\(.*Fetch\(.*\n  replayed: no orders", printed(), re.DOTALL)
 
 
 def test_it_stops_where_it_is_told(tmp_path: Path, printed: Print) -> None:
