@@ -42,9 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _no_socket_is_left_open() -> Iterator[None]:
-    """A context that is dropped with an open socket waits for ever in the garbage collector, in some later test."""
+@pytest.fixture(autouse=True)
+def _no_context_is_left_open() -> Iterator[None]:
+    """A ZeroMQ context that is dropped with an open socket waits for ever in the garbage collector, in another test."""
     made: list[zmq.Context] = []
     begin = zmq.Context.__init__
 

@@ -61,10 +61,13 @@ class Frontend:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
     def _take_serving(self, serving: Serving) -> None:
-        task = asyncio.get_running_loop().create_task(self.models.update(serving))
+        task = asyncio.get_running_loop().create_task(self._learn(serving))
         self._updates.add(task)
         task.add_done_callback(self._updates.discard)
-        task.add_done_callback(lambda _task: self._settled.set())
+
+    async def _learn(self, serving: Serving) -> None:
+        if await self.models.update(serving):
+            self._settled.set()
 
     @property
     def live(self) -> bool:

@@ -61,8 +61,8 @@ class Models:
         self._served: dict[str, ServedModel] = {}
         self._announcements = 0
 
-    async def update(self, serving: Serving) -> None:
-        """Take over an announcement, unless a later one was taken over meanwhile."""
+    async def update(self, serving: Serving) -> bool:
+        """Take over an announcement, unless a later one has come meanwhile. Returns whether it was taken over."""
         self._announcements += 1
         number = self._announcements
         loop = asyncio.get_running_loop()
@@ -76,8 +76,10 @@ class Models:
                 served[card.name] = await loop.run_in_executor(self._pool, _build, card, capacity)
             except TokenizerError as error:
                 log.error("model not served", model=card.name, reason=str(error))
-        if number == self._announcements:
-            self._served = served
+        if number != self._announcements:
+            return False
+        self._served = served
+        return True
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._served.values())
