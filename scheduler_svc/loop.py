@@ -23,6 +23,7 @@ from common.wire import (
     Message,
     Stats,
     Submit,
+    SubmitCall,
     WireError,
     decode,
     encode,
@@ -264,9 +265,9 @@ class CoreLoop:
                 self._scheduler.abort_owner(owner, now)
                 self._send_frontend(owner, encode(self._offer.told))
                 self._send_frontend(owner, encode(self._stats(now)))
-            case Submit() if self._stopping_since is not None:
+            case Submit() | SubmitCall() if self._stopping_since is not None:
                 self._scheduler.refuse(owner, message, Ended(0, EndReason.SHUTDOWN, message="the service is stopping"))
-            case Submit():
+            case Submit() | SubmitCall():
                 self._scheduler.submit(owner, message, now)
             case Inquiry():
                 account = account_of(self._scheduler, message, now)

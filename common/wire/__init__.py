@@ -48,6 +48,7 @@ from common.wire.frontend import (
     Serving,
     Stats,
     Submit,
+    SubmitCall,
     Tokens,
 )
 from common.wire.handover import (
@@ -108,6 +109,7 @@ __all__ = [
     "Serving",
     "Stats",
     "Submit",
+    "SubmitCall",
     "Survey",
     "Tokens",
     "TransferPoint",

@@ -9,7 +9,7 @@ from typing import Annotated
 from common.wire.codec import Message, Part, message
 from common.wire.fields import BOOL, COUNT, F64, MESSAGE, NAME, U32, U64, Blob, Int, ListOf
 
-MAX_EXECUTORS = 4096
+MAX_EXECUTORS = 1024
 
 
 class Action(IntEnum):

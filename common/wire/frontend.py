@@ -33,6 +33,7 @@ from common.wire.fields import (
     STREAMS,
     TOKEN_IDS,
     U32,
+    U64,
     Blob,
     Column,
     Int,
@@ -137,6 +138,33 @@ class Submit(Message):
         if self.first_stream + self.n > 1 << 32:
             raise WireError(f"{path}.first_stream: too large for n streams")
 
+    @property
+    def requests(self) -> tuple[Submit, ...]:
+        """As of a call that consists of it alone."""
+        return (self,)
+
+
+@message(kind=25)
+@dataclass(frozen=True, slots=True, eq=False)
+class SubmitCall(Message):
+    """An API call with several prompts, for one model under one key: accepted whole, or not at all.
+
+    The streams of its requests follow one another.
+    """
+
+    requests: Annotated[tuple[Submit, ...], ListOf(Part(Submit), 1 << 16)]
+
+    def check(self, path: str) -> None:
+        if not self.requests:
+            raise WireError(f"{path}.requests: is empty")
+        first, limits = self.requests[0], self.requests[0].limits
+        stream = first.first_stream
+        for request in self.requests:
+            alike = (request.model, request.limits.key, request.limits.call) == (first.model, limits.key, limits.call)
+            if not alike or request.first_stream != stream:
+                raise WireError(f"{path}.requests: not of one call")
+            stream += request.n
+
 
 @message(kind=22)
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +244,7 @@ class Serving(Message):
     """The models that can be asked for now. Sent to a new frontend, and to all when it changes."""
 
     models: Annotated[tuple[ModelCard, ...], ListOf(Part(ModelCard), 64)]
-    kv_capacity: Annotated[tuple[int, ...], ListOf(COUNT, 64)]
+    kv_capacity: Annotated[tuple[int, ...], ListOf(U64, 64)]
     """For each model: tokens of KV in the largest lane's pool."""
 
     def check(self, path: str) -> None:
@@ -231,7 +259,7 @@ class Stats(Message):
 
     ready: Annotated[bool, BOOL]
     stopping: Annotated[bool, BOOL]
-    gauges: Annotated[dict[str, float], MapOf(F64, 4096, MAX_SERIES)] = field(default_factory=dict)
+    gauges: Annotated[dict[str, float], MapOf(F64, 1 << 15, MAX_SERIES)] = field(default_factory=dict)
     counters: Annotated[dict[str, float], MapOf(F64, 4096, MAX_SERIES)] = field(default_factory=dict)
     histograms: Annotated[dict[str, tuple[float, ...]], MapOf(ListOf(F64, 256), 256, MAX_SERIES)] = field(
         default_factory=dict

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -39,26 +39,34 @@ def outlived(sequence: Sequence, model: ModelCard) -> str:
     return ""
 
 
+def streams_of(requests: tuple[Submit, ...]) -> range:
+    """The stream numbers of a call."""
+    return range(requests[0].first_stream, requests[-1].first_stream + requests[-1].n)
+
+
 def overload(
-    request: Submit, queues: Iterable[ModelQueue], config: SchedulerConfig, drain_rate: DrainRate
+    requests: tuple[Submit, ...], queue: ModelQueue, config: SchedulerConfig, drain_rate: DrainRate
 ) -> Ended | None:
-    """The answer to a request for which the queue has no room; None when it has. Who was preempted takes none of it."""
-    num_tokens = request.n * len(request.prompt)
-    if request.n > config.max_waiting:
-        return Ended(0, EndReason.REJECTED, message=f"n: at most {config.max_waiting} sequences may wait")
+    """The answer to a call for which its model's queue has no room; None when it has.
+
+    Who was preempted takes none of it.
+    """
+    num_sequences = len(streams_of(requests))
+    num_tokens = sum(request.n * len(request.prompt) for request in requests)
+    if num_sequences > config.max_waiting:
+        text = f"n: at most {config.max_waiting} sequences may wait, this request has {num_sequences}"
+        return Ended(0, EndReason.REJECTED, message=text)
     if 0 < config.max_waiting_tokens < num_tokens:
         text = f"at most {config.max_waiting_tokens} prompt tokens may wait, this request has {num_tokens}"
         return Ended(0, EndReason.REJECTED, message=text)
-    waiting = tokens = members = 0
-    for queue in queues:
-        waiting, tokens, members = waiting + queue.num_new, tokens + queue.num_new_tokens, members + len(queue)
-    if waiting + request.n > config.max_waiting:
+    waiting, tokens = queue.num_new, queue.num_new_tokens
+    if waiting + num_sequences > config.max_waiting:
         text = f"the queue is full: {waiting} of {config.max_waiting} sequences wait"
     elif 0 < config.max_waiting_tokens < tokens + num_tokens:
         text = f"the queue is full: {tokens} of {config.max_waiting_tokens} prompt tokens wait"
     else:
         return None
-    return Ended(0, EndReason.QUEUE_FULL, message=text, retry_after_s=drain_rate.retry_after_s(members))
+    return Ended(0, EndReason.QUEUE_FULL, message=text, retry_after_s=drain_rate.retry_after_s(len(queue)))
 
 
 def sequences_of(

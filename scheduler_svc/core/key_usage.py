@@ -1,9 +1,9 @@
 """What API keys use: their calls at a time, and their tokens by the minute.
 
 A token bucket for each key (Turner, "New directions in communications", 1986): it holds what a minute allows, is full
-at first, and fills evenly. A request takes its prompt's tokens when it is accepted, and each generated token as it
-comes. What is generated may leave the bucket in debt, so over time a key gets exactly its rate. A prompt larger than
-the bucket needs a full one.
+at first, and fills evenly. A call takes its prompts' tokens when it is accepted, and each generated token as it comes.
+What is generated may leave the bucket in debt, so over time a key gets exactly its rate. A call whose prompts are
+larger than the bucket needs a full one.
 
 It is counted here, and not in the frontends, because only the core knows the calls of all of them.
 """
@@ -44,9 +44,9 @@ class KeyUsage:
         """Up to when the bucket has been filled."""
         self._sweep_at = MIN_SWEEP
 
-    def refusal(self, owner: int, request: Submit, now: float) -> Ended | None:
-        """The answer to a request with which its key would go over a limit."""
-        limits = request.limits
+    def refusal(self, owner: int, requests: tuple[Submit, ...], now: float) -> Ended | None:
+        """The answer to a call with which its key would go over a limit."""
+        limits = requests[0].limits
         row = self._row_of.get(limits.key)
         if row is None:
             return None
@@ -55,7 +55,8 @@ class KeyUsage:
             text = f"this API key may have {limits.max_concurrent} requests at a time"
             return Ended(0, EndReason.OVER_LIMIT, message=text, retry_after_s=1)
         self._adopt_rate(row, limits, now)
-        need = min(float(len(request.prompt)), 60 * float(self._rate[row]))
+        num_tokens = sum(len(request.prompt) for request in requests)
+        need = min(float(num_tokens), 60 * float(self._rate[row]))
         missing = need - float(self._balance[row])
         if limits.tokens_per_minute and missing > ROUNDING:
             text = f"this API key may use {limits.tokens_per_minute} tokens a minute"

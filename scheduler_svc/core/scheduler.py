@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit, TransferPoint
+from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit, SubmitCall, TransferPoint
 from common.wire.codec import Message
 from scheduler_svc.core.applier import apply_result
 from scheduler_svc.core.attachment import AttachError, check_alike
@@ -21,7 +21,7 @@ from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.drain_rate import DrainRate
 from scheduler_svc.core.draining import give_back, move_away, settle
 from scheduler_svc.core.handover import Handovers
-from scheduler_svc.core.intake import misfit, outlived, overload, sequences_of
+from scheduler_svc.core.intake import misfit, outlived, overload, sequences_of, streams_of
 from scheduler_svc.core.invariants import check_books
 from scheduler_svc.core.key_usage import KeyUsage
 from scheduler_svc.core.lane import Lane, drop_swapped
@@ -62,12 +62,16 @@ class Scheduler:
 
     # --- requests ---
 
-    def submit(self, owner: int, request: Submit, now: float) -> None:
-        """Accept the `n` sequences of a request, or end each with the reason why not."""
-        refusal = self._refusal(owner, request, now)
+    def submit(self, owner: int, call: Submit | SubmitCall, now: float) -> None:
+        """Accept all sequences of a call, or end each with the reason why not."""
+        refusal = self._refusal(owner, call.requests, now)
         if refusal is not None:
-            self.refuse(owner, request, refusal)
+            self.refuse(owner, call, refusal)
             return
+        for request in call.requests:
+            self._accept(owner, request, now)
+
+    def _accept(self, owner: int, request: Submit, now: float) -> None:
         queue = self.queues[request.model]
         key_row = self.key_usage.begin(owner, request, now)
         for sequence in sequences_of(owner, request, self._num_submitted, now, self.config, key_row):
@@ -78,25 +82,26 @@ class Scheduler:
             queue.begin(sequence)
             queue.add(sequence, now)
 
-    def refuse(self, owner: int, request: Submit, answer: Ended) -> None:
-        """End every stream of a request with this answer, without accepting it."""
-        self.counters.ended[EndReason(answer.reason).name] += request.n
-        streams = range(request.first_stream, request.first_stream + request.n)
+    def refuse(self, owner: int, call: Submit | SubmitCall, answer: Ended) -> None:
+        """End every stream of a call with this answer, without accepting it."""
+        streams = streams_of(call.requests)
+        self.counters.ended[EndReason(answer.reason).name] += len(streams)
         self.outbox.extend((owner, replace(answer, stream=stream)) for stream in streams)
 
-    def _refusal(self, owner: int, request: Submit, now: float) -> Ended | None:
-        """The answer to a request that cannot be accepted."""
-        queue = self.queues.get(request.model)
-        if queue is None or not self.availability.is_offered(request.model, now):
-            return Ended(0, EndReason.NO_EXECUTOR, message=f"no executor serves the model {request.model!r}")
-        if any((owner, request.first_stream + i) in self.live for i in range(request.n)):
+    def _refusal(self, owner: int, requests: tuple[Submit, ...], now: float) -> Ended | None:
+        """The answer to a call that cannot be accepted."""
+        model = requests[0].model
+        queue = self.queues.get(model)
+        if queue is None or not self.availability.is_offered(model, now):
+            return Ended(0, EndReason.NO_EXECUTOR, message=f"no executor serves the model {model!r}")
+        if any((owner, stream) in self.live for stream in streams_of(requests)):
             return Ended(0, EndReason.REJECTED, message="the stream number is in use")
-        refusal = overload(request, self.queues.values(), self.config, self._drain_rate)
+        refusal = overload(requests, queue, self.config, self._drain_rate)
         if refusal is not None:
             return refusal
-        served = self.availability
-        text = misfit(request, served.models[request.model], served.kv_capacity[request.model])
-        return Ended(0, EndReason.REJECTED, message=text) if text else self.key_usage.refusal(owner, request, now)
+        card, kv_tokens = self.availability.models[model], self.availability.kv_capacity[model]
+        text = next(filter(None, (misfit(request, card, kv_tokens) for request in requests)), "")
+        return Ended(0, EndReason.REJECTED, message=text) if text else self.key_usage.refusal(owner, requests, now)
 
     def abort(self, owner: int, streams: Iterable[int], now: float) -> None:
         """Drop these streams. Unknown and ended ones are passed over."""

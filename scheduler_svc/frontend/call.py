@@ -48,23 +48,24 @@ class Call:
         self._outputs: list[SequenceOutput] = []
         self._echoes: list[tuple[str, list[int]]] = []
         """For each prompt, its text and ids, where they are part of the answer."""
+        link.submit(generation, [self._request(place) for place in range(len(task.prompts))])
         for place, prompt in enumerate(task.prompts):
-            self._submit(link, prompt, place)
+            self._follow(prompt, task.samplings[place])
         self._open = len(self._outputs)
 
     # --- start ---
 
-    def _submit(self, link: CoreLink, prompt: Prompt, place: int) -> None:
+    def _request(self, place: int) -> Submit:
+        """That of one prompt; the link numbers its streams."""
         task, parameters, key = self.task, self.task.parameters, self.generation.key
-        sampling, scheduling = task.samplings[place], parameters.scheduling
-        first = len(self._outputs)
-        request = Submit(
+        scheduling = parameters.scheduling
+        return Submit(
             first_stream=0,
             n=parameters.n,
             request_id=task.request_id,
             model=task.model.name,
-            prompt=prompt.ids,
-            params=sampling,
+            prompt=task.prompts[place].ids,
+            params=task.samplings[place],
             priority=max(scheduling.priority, key.best_priority),
             tenant=self._tenant or scheduling.tenant,
             salt=scheduling.salt,
@@ -73,12 +74,15 @@ class Call:
             timeout_ms=self._timeout_ms,
             limits=key.limits(),
         )
-        link.submit(self.generation, request, first)
+
+    def _follow(self, prompt: Prompt, sampling: SamplingParams) -> None:
+        """The outputs of the next prompt's streams."""
+        first = len(self._outputs)
         ids = prompt.ids.tolist()
         ending = frozenset(sampling.stop_token_ids.tolist())
         if not sampling.ignore_eos:
-            ending |= frozenset(task.model.card.eos_ids)
-        for stream in self.generation.streams[first:]:
+            ending |= frozenset(self.task.model.card.eos_ids)
+        for stream in self.generation.streams[first : first + self.task.parameters.n]:
             self._outputs.append(self._output(stream, prompt, ids, ending, sampling.min_tokens))
 
     def _output(

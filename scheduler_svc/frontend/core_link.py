@@ -24,6 +24,7 @@ from common.wire import (
     Serving,
     Stats,
     Submit,
+    SubmitCall,
     Tokens,
     WireError,
     decode,
@@ -130,22 +131,27 @@ class CoreLink:
         self.generations.add(generation)
         return generation
 
-    def submit(self, generation: Generation, request: Submit, first_choice: int) -> None:
-        """Send one prompt of a request under fresh stream numbers. Raises `ApiError` 503 if the core is not there."""
+    def submit(self, generation: Generation, requests: list[Submit]) -> None:
+        """Send the requests of a call under fresh stream numbers. Raises `ApiError` 503 if the core is not there."""
         if not self.alive:
             raise unavailable("the scheduler does not answer")
-        first = self._take_numbers(request.n)
+        call = place = self._take_numbers(sum(request.n for request in requests))
+        sent: list[Submit] = []
+        for request in requests:
+            limits = replace(request.limits, call=call) if request.limits.key else request.limits
+            sent.append(replace(request, first_stream=place, limits=limits))
+            place += request.n
+            self._open_streams(generation, sent[-1])
+        if not self._send(sent[0] if len(sent) == 1 else SubmitCall(tuple(sent))):
+            raise unavailable("the scheduler does not keep up")
+
+    def _open_streams(self, generation: Generation, request: Submit) -> None:
         scored = request.params.logprobs >= 0
         board = PromptScoreboard(request.prompt) if request.params.prompt_logprobs >= 0 else None
-        for i in range(request.n):
-            stream = Stream(generation, first + i, first_choice + i, scored, board)
-            self._streams[first + i] = stream
+        for number in range(request.first_stream, request.first_stream + request.n):
+            stream = Stream(generation, number, len(generation.streams), scored, board)
+            self._streams[number] = stream
             generation.streams.append(stream)
-        limits = request.limits
-        if limits.key:
-            limits = replace(limits, call=generation.streams[0].number)
-        if not self._send(replace(request, first_stream=first, limits=limits)):
-            raise unavailable("the scheduler does not keep up")
 
     def _take_numbers(self, n: int) -> int:
         """The first of `n` consecutive numbers that no live stream has."""

@@ -113,13 +113,13 @@ class Explainer:
                 self._open_story(key, sequence, now, header, sequence.prompt_length, from_the_start=False)
 
     def _take_request(self, step: Step, scheduler: Scheduler, header: Header) -> None:
-        request = step.request
-        if request is None or request.request_id not in self._ids:
-            return
-        for stream in range(request.first_stream, request.first_stream + request.n):
-            key = (step.owner, stream)
-            accepted = scheduler.live.get(key) if key not in self._open else None
-            self._open_story(key, accepted, step.now, header, len(request.prompt))
+        for request in step.requests:
+            if request.request_id not in self._ids:
+                continue
+            for stream in range(request.first_stream, request.first_stream + request.n):
+                key = (step.owner, stream)
+                accepted = scheduler.live.get(key) if key not in self._open else None
+                self._open_story(key, accepted, step.now, header, len(request.prompt))
 
     def _open_story(
         self,

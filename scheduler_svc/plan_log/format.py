@@ -41,9 +41,9 @@ class Kind(IntEnum):
     ORDERS = 5
     """encoded messages: what executors were to be told, beside plans, of the verb of the frame before."""
     SUBMIT = 10
-    """owner, encoded Submit."""
+    """owner, encoded Submit or SubmitCall."""
     REFUSE = 11
-    """owner, encoded Submit, encoded Ended."""
+    """owner, encoded Submit or SubmitCall, encoded Ended."""
     ABORT = 12
     """owner, streams."""
     ABORT_OWNER = 13

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.wire import Ended, EndReason, Message, Plan, Result, Submit, WireError, decode, encode
+from common.wire import Ended, EndReason, Message, Plan, Result, Submit, SubmitCall, WireError, decode, encode
 from scheduler_svc.core import Lane, Scheduler
 from scheduler_svc.plan_log.differences import Difference, compare_plans
 from scheduler_svc.plan_log.format import VERBS, FormatError, Header, Kind
@@ -30,6 +30,13 @@ def sequence_name(lane: Lane, slot: int) -> str:
     return f"{sequence.request_id}/{sequence.stream}" if sequence is not None else "?"
 
 
+def _call(data: bytes) -> Submit | SubmitCall:
+    call = decode(data)
+    if not isinstance(call, Submit | SubmitCall):
+        raise FormatError("what was submitted is no request")
+    return call
+
+
 class Step(NamedTuple):
     """A verb that was played, or (kind `STATE`) the beginning of another run; the scheduler is in the state after."""
 
@@ -39,7 +46,8 @@ class Step(NamedTuple):
     """Of the verbs that concern one."""
     plan: Plan | None = None
     result: Result | None = None
-    request: Submit | None = None
+    requests: tuple[Submit, ...] = ()
+    """Of submit and refuse: those of the call."""
     owner: int = 0
     """The frontend of submit, refuse and abort."""
     reason: str = ""
@@ -180,14 +188,14 @@ class Player:
         step = Step(frame.kind, now)
         match frame.kind, frame.arguments:
             case Kind.SUBMIT, [owner, data]:
-                request = decode_as(Submit, data)
-                scheduler.submit(owner, request, now)
-                self.num_requests += 1
-                return step._replace(owner=owner, request=request)
+                call = _call(data)
+                scheduler.submit(owner, call, now)
+                self.num_requests += len(call.requests)
+                return step._replace(owner=owner, requests=call.requests)
             case Kind.REFUSE, [owner, data, answer]:
-                request = decode_as(Submit, data)
-                scheduler.refuse(owner, request, decode_as(Ended, answer))
-                return step._replace(owner=owner, request=request)
+                call = _call(data)
+                scheduler.refuse(owner, call, decode_as(Ended, answer))
+                return step._replace(owner=owner, requests=call.requests)
             case Kind.ABORT, [owner, streams]:
                 scheduler.abort(owner, streams, now)
                 return step._replace(owner=owner)

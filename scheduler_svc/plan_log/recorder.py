@@ -8,7 +8,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any
 
-from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit, TransferPoint, encode
+from common.wire import Ended, EndReason, Limits, ModelCard, Plan, Result, Submit, SubmitCall, TransferPoint, encode
 from scheduler_svc.core import Lane, Scheduler, SchedulerConfig
 from scheduler_svc.core.handover import Handovers
 from scheduler_svc.plan_log.format import Header, Kind, pack_frame
@@ -117,13 +117,13 @@ class RecordedScheduler(Scheduler):
 
     # --- verbs ---
 
-    def submit(self, owner: int, request: Submit, now: float) -> None:
-        with self._frame(Kind.SUBMIT, owner, encode(request), now=now):
-            super().submit(owner, request, now)
+    def submit(self, owner: int, call: Submit | SubmitCall, now: float) -> None:
+        with self._frame(Kind.SUBMIT, owner, encode(call), now=now):
+            super().submit(owner, call, now)
 
-    def refuse(self, owner: int, request: Submit, answer: Ended) -> None:
-        with self._frame(Kind.REFUSE, owner, encode(request), encode(answer)):
-            super().refuse(owner, request, answer)
+    def refuse(self, owner: int, call: Submit | SubmitCall, answer: Ended) -> None:
+        with self._frame(Kind.REFUSE, owner, encode(call), encode(answer)):
+            super().refuse(owner, call, answer)
 
     def abort(self, owner: int, streams: Iterable[int], now: float) -> None:
         streams = list(streams)

@@ -46,14 +46,15 @@ def refused_by_the_rule(plan_log: Path, max_waiting: int) -> tuple[set[str], set
     """Ids of the requests that the rule refuses, and of those that the core refused, by its own record."""
     waiting, right, told = 0, set(), set()
     for step in Player(plan_log).steps():
-        if step.kind is not Kind.SUBMIT or step.request is None or step.request.request_id == PLUG:
+        if step.kind is not Kind.SUBMIT or step.requests[0].request_id == PLUG:
             continue
-        if waiting + step.request.n > max_waiting:
-            right.add(step.request.request_id)
+        request_id, n = step.requests[0].request_id, sum(request.n for request in step.requests)
+        if waiting + n > max_waiting:
+            right.add(request_id)
         else:
-            waiting += step.request.n
+            waiting += n
         if any(isinstance(m, Ended) and m.reason == EndReason.QUEUE_FULL for _, m in step.messages):
-            told.add(step.request.request_id)
+            told.add(request_id)
     return right, told
 
 

@@ -29,6 +29,7 @@ from common.wire import (
     Serving,
     Stats,
     Submit,
+    SubmitCall,
     Tokens,
 )
 from common.wire.codec import Part, _kinds
@@ -162,6 +163,16 @@ def _submit(values: Fields) -> Fields:
     return {**values, "prompt": prompt, "first_stream": first_stream}
 
 
+def _submit_call(values: Fields) -> Fields:
+    requests = values["requests"] or (example(Submit),)
+    first, stream, alike = requests[0], min(requests[0].first_stream, 1 << 31), []
+    for request in requests:
+        own = {"model": first.model, "limits": first.limits, "first_stream": stream}
+        alike.append(dataclasses.replace(request, **own))
+        stream += request.n
+    return {"requests": tuple(alike)}
+
+
 REPAIRS: dict[type[Message], Callable[[Fields], Fields]] = {
     SamplingParams: _params,
     LogprobColumns: _logprobs,
@@ -172,6 +183,7 @@ REPAIRS: dict[type[Message], Callable[[Fields], Fields]] = {
     NewSequence: _new_sequence,
     Plan: _plan,
     Submit: _submit,
+    SubmitCall: _submit_call,
     Serving: lambda values: cut_alike(values, "models", "kv_capacity"),
 }
 
@@ -231,6 +243,8 @@ def example(cls: type[Message]) -> Any:
             return Hello(PROTOCOL_VERSION, "e", b"i", "cpu", Limits(16, 8, 0, 4, 64), card())
         case "Submit":
             return Submit(5, 2, "r", "m", np.array([1, 2], np.int32), SamplingParams(4))
+        case "SubmitCall":
+            return SubmitCall((example(Submit), dataclasses.replace(example(Submit), first_stream=7)))
         case "Plan":
             new = NewSequence(0, 1, np.array([1, 2], np.int32), 2, 0, np.array([3], np.int32), SamplingParams(4))
             return Plan(1, 2, decodes=np.array([1], np.uint16), new=(new,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from common.wire import (
     Serving,
     Stats,
     Submit,
+    SubmitCall,
     Tokens,
     WireError,
     decode,
@@ -95,6 +97,12 @@ def test_long_names_of_model_and_executor_fit_a_metric() -> None:
     [
         (Submit(0, 1, "r", "m", np.empty(0, np.int32), SamplingParams(1)), "Submit.prompt: is empty"),
         (Submit(2**32 - 1, 2, "r", "m", np.ones(1, np.int32), SamplingParams(1)), "Submit.first_stream"),
+        (SubmitCall(()), "SubmitCall.requests: is empty"),
+        (SubmitCall((example(Submit), example(Submit))), "SubmitCall.requests: not of one call"),
+        (
+            SubmitCall((example(Submit), replace(example(Submit), first_stream=7, model="other"))),
+            "SubmitCall.requests: not of one call",
+        ),
         (Tokens(np.ones(2, np.uint32), np.ones(1, np.int32)), "Tokens: .*streams 2, tokens 1"),
         (
             Tokens(np.ones(1, np.uint32), np.ones(1, np.int32), LogprobColumns([1], [1], [5], [-1.0])),

@@ -107,6 +107,19 @@ def test_a_prompt_larger_than_the_bucket_needs_a_full_one() -> None:
     assert accepted(w.submit(50, 1, limits=slow))
 
 
+def test_a_call_of_several_prompts_is_judged_whole() -> None:
+    w = world()
+    slow = KeyLimits("slow", tokens_per_minute=60)
+    assert accepted(w.submit_call([20, 20], 1, limits=slow))
+    assert refusal(w.submit_call([10, 10, 10], 1, limits=slow)) == 10
+    assert accepted(w.submit_call([10, 10], 1, limits=slow)), "what was refused cost nothing"
+    w.run()
+    w.now += 64
+    assert accepted(w.submit_call([40, 40, 40], 1, limits=slow)), "larger than the bucket, which is full"
+    one = KeyLimits("one", max_concurrent=1)
+    assert accepted(w.submit_call([3, 3], 9, limits=one)) and not accepted(w.submit_call([3, 3], 9, limits=one))
+
+
 def test_what_is_refused_costs_nothing() -> None:
     w = world()
     limits = KeyLimits("k", 1, 60)

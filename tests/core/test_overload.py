@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.wire import EndReason
+from tests.core.model_executor import card
 from tests.core.stream import Stream
 from tests.core.world import World
 
@@ -45,6 +46,32 @@ def test_each_of_the_n_counts_and_what_never_fits_is_refused_for_good() -> None:
             reason, text, _ = refusal(stream)
             assert reason == EndReason.REJECTED and "at most 20 prompt tokens" in text
     world.check_idle()
+
+
+def test_a_call_of_several_prompts_fits_whole_or_is_refused() -> None:
+    world = World(max_waiting=4, max_waiting_tokens=20)
+    world.attach(seats=1)
+    assert all(stream.accepted for stream in world.submit_call([4, 4], 3))
+    for lengths, text in (([1, 1, 1], "2 of 4 sequences"), ([6, 7], "8 of 20 prompt tokens")):
+        for stream in world.submit_call(lengths, 3):
+            assert refusal(stream)[0] == EndReason.QUEUE_FULL and text in refusal(stream)[1]
+    for stream in world.submit_call([1, 1], 3, n=3):
+        assert refusal(stream)[0] == EndReason.REJECTED and "6" in refusal(stream)[1]
+    for stream in world.submit_call([3, 900], 3):
+        assert refusal(stream)[0] == EndReason.REJECTED and not stream.accepted
+    assert all(stream.accepted for stream in world.submit_call([6, 6], 3))
+    world.run()
+    world.check_idle()
+
+
+def test_a_model_without_executors_fills_no_other_models_queue() -> None:
+    world = World(max_waiting=2)
+    world.lose(world.attach(model=card(name="idle")))
+    world.attach(seats=1)
+    stuck = [world.submit(4, 3, model="idle")[0] for _ in range(3)]
+    assert [stream.accepted for stream in stuck] == [True, True, False]
+    served = [world.submit(4, 3)[0] for _ in range(3)]
+    assert [stream.accepted for stream in served] == [True, True, False]
 
 
 def test_who_is_preempted_takes_no_place_of_the_queue() -> None:

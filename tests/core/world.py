@@ -20,6 +20,7 @@ from common.wire import (
     Retention,
     SamplingParams,
     Submit,
+    SubmitCall,
     Tokens,
     TransferPoint,
     decode,
@@ -85,13 +86,28 @@ class World:
 
     # --- clients ---
 
-    def submit(
+    def submit(self, prompt: list[int] | int, max_tokens: int = 8, *, owner: int = 0, **rest: Any) -> list[Stream]:
+        """Submit a request, a call of its own unless `limits` name one; a number as prompt: so many made-up tokens."""
+        request, streams = self._request(prompt, max_tokens, owner, **rest)
+        self._submit(owner, request, streams)
+        return streams
+
+    def submit_call(self, prompts: list[int], max_tokens: int = 8, *, owner: int = 0, **rest: Any) -> list[Stream]:
+        """Submit requests with made-up prompts of these lengths as one call."""
+        if "limits" in rest:
+            rest["limits"] = replace(rest["limits"], call=self._num_streams + 1)
+        parts = [self._request(prompt, max_tokens, owner, **rest) for prompt in prompts]
+        streams = [stream for _, part in parts for stream in part]
+        self._submit(owner, SubmitCall(tuple(request for request, _ in parts)), streams)
+        return streams
+
+    def _request(
         self,
         prompt: list[int] | int,
-        max_tokens: int = 8,
+        max_tokens: int,
+        owner: int,
         *,
         n: int = 1,
-        owner: int = 0,
         priority: int = 0,
         tenant: str = "",
         salt: bytes = b"",
@@ -100,8 +116,7 @@ class World:
         timeout_ms: int = 0,
         limits: KeyLimits | None = None,
         **params: Any,
-    ) -> list[Stream]:
-        """Submit a request, a call of its own unless `limits` name one; a number as prompt: so many made-up tokens."""
+    ) -> tuple[Submit, list[Stream]]:
         model = params.pop("model", "m")
         first = self._num_streams
         self._num_streams += n
@@ -121,13 +136,16 @@ class World:
             streams.append(Stream(owner, first + i, prompt, own, ends_at=self.now + timeout_s))
             self.streams[owner, first + i] = streams[-1]
             self.open.add((owner, first + i))
-        decoded = decode(encode(request))
-        assert isinstance(decoded, Submit)
+        return request, streams
+
+    def _submit(self, owner: int, call: Submit | SubmitCall, streams: list[Stream]) -> None:
+        decoded = decode(encode(call))
+        assert isinstance(decoded, Submit | SubmitCall)
         self.scheduler.submit(owner, decoded, self.now)
         for stream in streams:
             stream.accepted = (owner, stream.number) in self.scheduler.live
+        assert len({stream.accepted for stream in streams}) == 1, "a call is accepted whole, or not at all"
         self.read_outbox(None)
-        return streams
 
     def abort(self, *streams: Stream) -> None:
         for stream in streams:

@@ -26,6 +26,7 @@ from common.wire import (
     Serving,
     Stats,
     Submit,
+    SubmitCall,
     Tokens,
     decode,
     encode,
@@ -180,12 +181,9 @@ class FakeCore:
                 if peer not in self._peers:
                     self._peers.append(peer)
                 self._send(peer, self._serving())
-            elif isinstance(message, Submit):
-                self.requests.append(message)
-                for i in range(message.n):
-                    playing = _Playing(peer, message, self.script(message, i))
-                    self._playing[peer, message.first_stream + i] = playing
-                    self._score_prompt(playing, message.first_stream + i)
+            elif isinstance(message, Submit | SubmitCall):
+                for request in message.requests:
+                    self._play(peer, request)
             elif isinstance(message, Inquiry):
                 self.inquiries.append(message)
                 account = self.accounts.get(message.request_id, Account(0, "", 0, ()))
@@ -196,6 +194,13 @@ class FakeCore:
                     self.aborted.append(stream)
                     self._playing.pop((peer, stream), None)
             self._changed.notify_all()
+
+    def _play(self, peer: bytes, request: Submit) -> None:
+        self.requests.append(request)
+        for i in range(request.n):
+            playing = _Playing(peer, request, self.script(request, i))
+            self._playing[peer, request.first_stream + i] = playing
+            self._score_prompt(playing, request.first_stream + i)
 
     def _score_prompt(self, playing: _Playing, stream: int) -> None:
         """In two parts, as a prefill in chunks would."""

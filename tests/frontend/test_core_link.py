@@ -75,7 +75,7 @@ def test_tokens_reach_their_streams_in_order(core: FakeCore) -> None:
     async def scenario(link: CoreLink) -> None:
         generations = [link.generation() for _ in range(3)]
         for generation in generations:
-            link.submit(generation, request(3), 0)
+            link.submit(generation, [request(3)])
         for generation in generations:
             assert await follow(generation) == [list(range(5, 1000)), [7, 8], []]
             generation.close()
@@ -89,11 +89,11 @@ def test_stream_numbers_wrap_and_pass_over_live_ones(core: FakeCore) -> None:
     async def scenario(link: CoreLink) -> None:
         generation = link.generation()
         link._next_number = STREAM_NUMBERS - 2
-        link.submit(generation, request(3), 0)
+        link.submit(generation, [request(3)])
         link._next_number = STREAM_NUMBERS - 2
-        link.submit(generation, request(2), 3)
+        link.submit(generation, [request(2)])
         link._next_number = 1
-        link.submit(generation, request(2), 5)
+        link.submit(generation, [request(2)])
         numbers = [stream.number for stream in generation.streams]
         assert numbers == [0, 1, 2, STREAM_NUMBERS - 2, STREAM_NUMBERS - 1, 3, 4]
         generation.close()
@@ -106,7 +106,7 @@ def test_an_aborted_stream_hears_nothing_more_and_the_others_go_on(core: FakeCor
 
     async def scenario(link: CoreLink) -> None:
         generation = link.generation()
-        link.submit(generation, request(2), 0)
+        link.submit(generation, [request(2)])
         first, second = generation.streams
         while not first.tokens:
             await generation.wait()
@@ -147,7 +147,7 @@ def test_a_quiet_generation_is_woken_by_endings_alone(core: FakeCore) -> None:
     async def scenario(link: CoreLink) -> None:
         generation = link.generation()
         generation.quiet = True
-        link.submit(generation, request(), 0)
+        link.submit(generation, [request()])
         (stream,) = await generation.wait()
         assert stream.ended is not None and stream.tokens == list(range(500))
         generation.close()
@@ -160,7 +160,7 @@ def test_prompt_scores_are_gathered_in_parts(core: FakeCore) -> None:
 
     async def scenario(link: CoreLink) -> None:
         generation = link.generation()
-        link.submit(generation, request(prompt_logprobs=1), 0)
+        link.submit(generation, [request(prompt_logprobs=1)])
         stream: Stream = generation.streams[0]
         await follow(generation)
         assert stream.prompt_scores is not None and stream.prompt_scores.complete
@@ -176,7 +176,7 @@ def test_nothing_is_left_of_many_requests(core: FakeCore) -> None:
     async def scenario(link: CoreLink) -> None:
         for _ in range(50):
             generation = link.generation()
-            link.submit(generation, request(3), 0)
+            link.submit(generation, [request(3)])
             await generation.wait()
             generation.close()
 
@@ -200,7 +200,7 @@ def test_a_silent_core_takes_no_requests(tmp_path: Path) -> None:
         generation = link.generation()
         assert not link.alive
         with pytest.raises(ApiError) as caught:
-            link.submit(generation, request(), 0)
+            link.submit(generation, [request()])
         assert caught.value.status == 503
         generation.close()
         link.close()
