@@ -102,6 +102,7 @@ class CoreLoop:
         self._peers: list[bytes] = []
         """Frontends by their number in the core."""
         self._next_beat = self._next_check = 0.0
+        self._num_checks = 0
         self._stopping_since: float | None = None
         self._hurried = False
         self._wake_read, self._wake_write = socket.socketpair()
@@ -228,7 +229,8 @@ class CoreLoop:
         """Now and then, with nothing to do, see that the books balance. A fault ends the process: it would spread."""
         if not self._scheduler.live and now >= self._next_check:
             self._next_check = now + CHECK_S
-            self._scheduler.check_invariants()
+            self._num_checks += 1
+            self._scheduler.check_invariants(self._num_checks)
 
     def _drain_executors(self, now: float) -> None:
         for _ in range(MAX_DRAIN):
@@ -264,7 +266,7 @@ class CoreLoop:
             case FrontendHello():
                 self._scheduler.abort_owner(owner, now)
                 self._send_frontend(owner, encode(self._offer.told))
-                self._send_frontend(owner, encode(self._stats(now)))
+                self._send_frontend(owner, encode(self._stats()))
             case Submit() | SubmitCall() if self._stopping_since is not None:
                 self._scheduler.refuse(owner, message, Ended(0, EndReason.SHUTDOWN, message="the service is stopping"))
             case Submit() | SubmitCall():
@@ -316,11 +318,11 @@ class CoreLoop:
                 self._send_frontend(owner, data)
         return serving is not None
 
-    def _stats(self, now: float) -> Stats:
+    def _stats(self) -> Stats:
         return gather(self._scheduler, self._membership, stopping=self._stopping_since is not None)
 
     def _beat(self, now: float) -> None:
-        data = encode(self._stats(now))
+        data = encode(self._stats())
         for owner in range(len(self._peers)):
             self._send_frontend(owner, data)
 

@@ -190,7 +190,13 @@ class Membership:
         if refusal is None:
             try:
                 lane = self._scheduler.attach(
-                    hello.name, hello.model, hello.limits, now, hello.transfer, spare=hello.spare
+                    hello.name,
+                    hello.model,
+                    hello.limits,
+                    now,
+                    hello.transfer,
+                    spare=hello.spare,
+                    paused=hello.name in self.pauses,
                 )
             except AttachError as error:
                 refusal = Refused(str(error), retry=True)
@@ -201,8 +207,6 @@ class Membership:
         self._quiet_until.clear()
         executor = Executor(peer, hello.name, hello.incarnation, lane, now, hello.device, now)
         self._by_peer[peer] = self._by_epoch[lane.epoch] = executor
-        if hello.name in self.pauses:
-            self._scheduler.pause(lane, now)
         self.models_changed = True
         self._send(peer, encode(Welcome(lane.epoch, self._heartbeat_ms)))
         log.info(

@@ -26,7 +26,7 @@ def obey(command: Command, scheduler: Scheduler, membership: Membership, now: fl
         text = f"no executor of the model {name!r}" if command.of_model else f"no executor named {name!r}"
         return Outcome(command.number, Verdict.UNKNOWN, f"{text} is attached")
     conflicts = {executor: conflict(executor, action) for executor in meant}
-    if all(conflicts.values()):
+    if all(conflicts.values()) and not was_paused:
         return Outcome(command.number, Verdict.CONFLICT, conflicts[meant[0]])
     for executor in meant:
         if not conflicts[executor]:

@@ -26,7 +26,7 @@ def _sequence(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceA
     if lane is not None:
         waited, computed = sequence.waited, int(lane.computed[sequence.slot])
     else:
-        waited = scheduler.queues[sequence.model].clock.waited(sequence, now)
+        waited = scheduler.queues[sequence.model].waited(sequence, now)
         computed = 0 if sequence.swapped is None else sequence.swapped.computed
     return SequenceAccount(
         index=sequence.index,

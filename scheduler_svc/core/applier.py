@@ -67,17 +67,17 @@ def apply_result(lane: Lane, result: Result) -> tuple[InFlight, Applied]:
 def _check(lane: Lane, slots: NDArray[np.int64], lengths: NDArray[np.int32], result: Result) -> None:
     if len(result.tokens) != len(slots):
         raise LaneError(f"{len(result.tokens)} tokens for {len(slots)} rows")
-    if not len(slots):
-        return
-    # As unsigned numbers the negative ones are the largest.
-    if int(result.tokens.view(np.uint32).max()) >= lane.model.vocab_size:
-        raise LaneError("a token lies outside the vocabulary")
     for part in result.prompt_logprobs:
         sequence = lane.occupant[part.slot] if part.slot < lane.seats else None
         if sequence is None or sequence.params.prompt_logprobs < 0:
             raise LaneError("prompt logprobs of a row that has none")
         if part.start < 1 or part.start + len(part.widths) > sequence.prompt_length:
             raise LaneError("prompt logprobs outside the prompt")
+    if not len(slots):
+        return
+    # As unsigned numbers the negative ones are the largest.
+    if int(result.tokens.view(np.uint32).max()) >= lane.model.vocab_size:
+        raise LaneError("a token lies outside the vocabulary")
     full = lengths + 1 >= lane.max_length[slots]
     num_finished = np.count_nonzero(result.finish)
     if num_finished and int(result.finish.max()) > max(FinishCode):

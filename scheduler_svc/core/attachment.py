@@ -8,6 +8,8 @@ from common.wire import Limits, ModelCard
 from scheduler_svc.core.lane import Lane
 
 MAX_MODELS = 64
+MAX_LANES = 1024
+"""What frontends and operators are told of all executors travels in one message."""
 MAX_CARD_BYTES = 192 << 20
 """Tokenizer files of all models together: they travel to a frontend in one message."""
 

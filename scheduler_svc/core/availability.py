@@ -64,13 +64,21 @@ class Availability:
             reason = WaitReason.PAUSED if self.lanes_of(model) else WaitReason.NO_EXECUTOR
             self.queues[model].all_blocked(reason, now)
             return
-        self._measure_capacity(model, now)
+        self._measure_capacity(model, now, now)
 
     def more_admit(self, model: str, now: float) -> None:
         """One lane of a model more takes new sequences, or stands by."""
         self._review_spares(model)
-        self._measure_capacity(model, self._vacant_since.pop(model, now))
+        self._measure_capacity(model, self._vacant_since.pop(model, now), now)
         self.queues[model].all_blocked(WaitReason.POLICY, now)
+
+    def came_closed(self, lane: Lane, now: float) -> None:
+        """A lane is attached that takes no new sequences yet: how long a model has been vacant does not change."""
+        model = lane.model.name
+        if model not in self.kv_capacity:
+            self.kv_capacity[model] = lane.num_kv_tokens
+            self.queues[model].set_room(lane.num_kv_tokens, now)
+        self.fewer_admit(model, now)
 
     def hold_anew(self, lane: Lane, now: float) -> None:
         """Who has been served until now, by this lane, waits for one as long as any, where there is none."""
@@ -108,7 +116,7 @@ class Availability:
         for lane in lanes:
             lane.stands_by = lane.spare and not lane.draining and is_served
 
-    def _measure_capacity(self, model: str, since: float) -> None:
+    def _measure_capacity(self, model: str, since: float, now: float) -> None:
         """Note the largest pool among the lanes that take new sequences. What was accepted, and is larger, waits for a
         lane of its size for the hold time, from `since` on."""
         room = max(lane.num_kv_tokens for lane in self.admitting(model))
@@ -117,6 +125,6 @@ class Availability:
             self.kv_capacity[model] = room
         elif room < queue.room or model not in self._shrunk_since:
             self._shrunk_since[model] = since
-        queue.set_room(room)
+        queue.set_room(room, now)
         if room >= self.kv_capacity[model] and not len(queue.beyond):
             self._shrunk_since.pop(model, None)

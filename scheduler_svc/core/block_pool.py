@@ -250,25 +250,24 @@ class BlockPool(KvPool):
 
     def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless references equal the occurrences in `tables` and every block is in one place."""
-        counted = [0] * self.num_blocks
-        for table in tables:
-            for block in table:
-                counted[block] += 1
-        assert counted == self._references, "references differ from the occurrences in block tables"
-        untouched = range(self._num_touched, self.num_blocks)
-        free, kept = {*self._free, *untouched}, set(self._kept)
-        evictable = {*self._evictable, *kept}
-        assert len(free) == len(self._free) + len(untouched), "a block is free twice"
-        assert len(evictable) == len(self._evictable) + len(kept), "a block is evictable twice"
-        referenced = {block for block, count in enumerate(counted) if count}
-        assert not free & evictable and not free & referenced and not evictable & referenced, "a block in two places"
-        assert len(free) + len(evictable) + len(referenced) == self.num_blocks, "a block is lost"
-        cached = {block for block, digest in enumerate(self._hash_of) if digest is not None}
-        assert evictable <= cached and not free & cached
-        assert {digest: block for block, digest in enumerate(self._hash_of) if digest is not None} == self._block_of
-        assert self._copies.keys() <= referenced - cached, "a copy that nobody holds, or that is found"
-        marked = {block for block, is_kept in enumerate(self._is_kept) if is_kept}
-        assert marked <= cached and marked & evictable == kept and len(kept) <= self.num_blocks // 2
+        n, listed = self.num_blocks, [self._free, list(self._evictable), list(self._kept)]
+        counted = np.bincount(np.array([block for table in tables for block in table], np.int64), minlength=n)
+        assert counted.tolist() == self._references, "references differ from the occurrences in block tables"
+        free, evictable, kept = (np.bincount(np.array(blocks, np.int64), minlength=n) for blocks in listed)
+        free[self._num_touched :] += 1
+        referenced = counted > 0
+        places = free + evictable + kept + referenced
+        assert places.max(initial=1) == 1, "a block in two places, or twice in one"
+        assert places.min(initial=1) == 1, "a block is lost"
+        cached = np.array([digest is not None for digest in self._hash_of], np.bool_)
+        assert not np.any((evictable + kept > 0) & ~cached) and not np.any((free > 0) & cached)
+        assert np.count_nonzero(cached) == len(self._block_of)
+        assert all(self._hash_of[block] == digest for digest, block in self._block_of.items())
+        copies = list(self._copies)
+        assert np.all(referenced[copies] & ~cached[copies]), "a copy that nobody holds, or that is found"
+        marked = np.frombuffer(self._is_kept, np.bool_)
+        assert not np.any(marked & ~cached) and np.array_equal(marked & (evictable + kept > 0), kept > 0)
+        assert np.count_nonzero(kept) <= n // 2
 
 
 def extend_hashes(

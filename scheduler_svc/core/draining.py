@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from scheduler_svc.core.admission import Gate
 from scheduler_svc.core.handover import Handovers, Transit, Verdict
 from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.model_queue import ModelQueue
-from scheduler_svc.core.sequence import State
+from scheduler_svc.core.sequence import Sequence, State, WaitReason
+
+
+class _Room:
+    """What a peer would still admit, beside those that were sent its way already."""
+
+    def __init__(self, peer: Lane, queue: ModelQueue) -> None:
+        self._peer, self._gate = peer, Gate(peer, queue.lengths)
+        self._seats, self._blocks = len(peer.free_slots), peer.pool.num_available
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether a sequence of another lane finds a place at once."""
+        peer = self._peer
+        if not self._seats or peer.num_blocks_for(len(sequence.tokens) + 1) > self._blocks:
+            return False
+        return self._gate.blocked_by(sequence, peer.prefix_hit(sequence)) is WaitReason.NONE
+
+    def less(self, sequence: Sequence) -> None:
+        """A sequence goes there."""
+        self._seats -= 1
+        self._blocks -= self._peer.num_blocks_for(len(sequence.tokens) + 1)
+        self._gate.admitted(self._gate.predicted_length(sequence), len(sequence.tokens))
 
 
 def move_away(lane: Lane, peers: list[Lane], queue: ModelQueue, handovers: Handovers, now: float) -> None:
-    """Empty an idle lane, as far as its peers have seats and blocks."""
-    room = {peer: [len(peer.free_slots), peer.pool.num_available] for peer in peers}
+    """Empty an idle lane, as far as its peers admit its sequences. The others go on where they are."""
+    rooms = {peer: _Room(peer, queue) for peer in peers}
     for sequence in sorted(lane.resident(), key=lambda sequence: sequence.key):
-        need = lane.num_blocks_for(sequence.num_tokens + 1)
-        place = next((p for p, (s, b) in room.items() if s and need <= b and p.could_hold(sequence)), None)
+        lane.update_tokens(sequence)
+        place = next((peer for peer, room in rooms.items() if room.takes(sequence)), None)
         if place is None:
             continue
         verdict = handovers.consider(sequence, peers, queue)
@@ -22,8 +44,7 @@ def move_away(lane: Lane, peers: list[Lane], queue: ModelQueue, handovers: Hando
             queue.add(sequence, now)
         elif verdict is Verdict.MOVED and sequence.lane is not None:
             place = sequence.lane
-        seats, blocks = room[place]
-        room[place] = [seats - 1, blocks - need]
+        rooms[place].less(sequence)
 
 
 def give_back(lane: Lane, peers: list[Lane], queue: ModelQueue, now: float) -> bool:

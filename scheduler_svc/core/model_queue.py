@@ -38,7 +38,8 @@ class ModelQueue:
         """Tokens of KV in the largest pool of the lanes that take sequences, or that did last."""
         self.short, self.long, self.beyond = self._line(), self._line(), self._line()
         """`beyond`: those that need more than the room. They wait for a larger lane, in nobody's way."""
-        self.clock = WaitClock(counters.waited_s)
+        self._clock, self._beyond_clock = WaitClock(counters.waited_s), WaitClock(counters.waited_s)
+        """The latter for those beyond: what they wait for is not noted at each plan."""
         self.lengths = OutputLengths()
         """What the model's answers taught."""
         self.token_s = 0.0
@@ -96,7 +97,7 @@ class ModelQueue:
         sequence.ticket = self.last_ticket
         sequence.is_long = len(sequence.tokens) > self.long_threshold
         sequence.key = self._key(sequence, now)
-        self.clock.enter(sequence, now)
+        self._clock_of(sequence).enter(sequence, now)
         if self.share is not None:
             self.share.enter(sequence.tenant)
         if self._ageing:
@@ -111,7 +112,7 @@ class ModelQueue:
     def remove(self, sequence: Sequence, now: float) -> None:
         """A member waits no more."""
         self.set_aside(sequence)
-        self.clock.leave(sequence, now)
+        self._clock_of(sequence).leave(sequence, now)
         if self.share is not None:
             self.share.leave(sequence.tenant)
 
@@ -125,14 +126,16 @@ class ModelQueue:
         self._count_new(sequence, 1)
         self._part(sequence).add(sequence)
 
-    def set_room(self, room: int) -> None:
+    def set_room(self, room: int, now: float) -> None:
         """The largest pool is another now: who is beyond it stands apart."""
         moving = [s for s in self if (s.max_length - 1 > self.room) != (s.max_length - 1 > room)]
         for sequence in moving:
             self._part(sequence).remove(sequence)
+            self._clock_of(sequence).leave(sequence, now)
         self.room = room
         for sequence in moving:
             self._part(sequence).add(sequence)
+            self._clock_of(sequence).enter(sequence, now)
 
     def _count_new(self, sequence: Sequence, sign: int) -> None:
         if sequence.admitted < 0:
@@ -148,8 +151,11 @@ class ModelQueue:
             return short or long
         return min(short, long, key=lambda sequence: sequence.key)
 
+    def _is_beyond(self, sequence: Sequence) -> bool:
+        return sequence.max_length - 1 > self.room
+
     def _part(self, sequence: Sequence) -> Line:
-        if sequence.max_length - 1 > self.room:
+        if self._is_beyond(sequence):
             return self.beyond
         return self.long if sequence.is_long else self.short
 
@@ -198,19 +204,45 @@ class ModelQueue:
 
     def _compact(self) -> None:
         """Forget the timers of those that have left, when they are many."""
-        if len(self._timers) > 64 and len(self._timers) > 4 * len(self.clock):
-            self._timers = [timer for timer in self._timers if timer[3] in self.clock and timer[3].ticket == timer[1]]
+        if len(self._timers) > 64 and len(self._timers) > 4 * (len(self._clock) + len(self._beyond_clock)):
+            self._timers = [
+                (due, ticket, is_deadline, sequence)
+                for due, ticket, is_deadline, sequence in self._timers
+                if sequence in self._clock_of(sequence) and sequence.ticket == ticket
+            ]
             heapq.heapify(self._timers)
 
     # --- reasons ---
 
     def blocked(self, head: Sequence | None, reason: WaitReason, aside: list[Sequence], now: float) -> None:
         """Note what a plan found: what stopped the admission of the head, and whom it had set aside by policy."""
-        own = [(sequence, WaitReason.POLICY) for sequence in (*aside, *self.beyond)]
+        own = [(sequence, WaitReason.POLICY) for sequence in aside]
         if head is not None:
             own.append((head, reason))
-        self.clock.set(BEHIND.get(reason, WaitReason.POLICY), own, now)
+        self._clock.set(BEHIND.get(reason, WaitReason.POLICY), own, now)
+        self._beyond_clock.set(WaitReason.POLICY, [], now)
 
     def all_blocked(self, reason: WaitReason, now: float) -> None:
         """All members wait for the same thing."""
-        self.clock.set(reason, [], now)
+        for clock in (self._clock, self._beyond_clock):
+            clock.set(reason, [], now)
+
+    def why(self, sequence: Sequence) -> WaitReason:
+        """What a member waits for."""
+        return self._clock_of(sequence).why(sequence)
+
+    def waited(self, sequence: Sequence, now: float) -> dict[WaitReason, float]:
+        """Seconds that a member has waited, by reason."""
+        return self._clock_of(sequence).waited(sequence, now)
+
+    def by_reason(self) -> Counter[WaitReason]:
+        """How many members wait for what."""
+        return self._clock.by_reason() + self._beyond_clock.by_reason()
+
+    def advance(self, now: float) -> None:
+        """Count the time that has passed."""
+        for clock in (self._clock, self._beyond_clock):
+            clock.advance(now)
+
+    def _clock_of(self, sequence: Sequence) -> WaitClock:
+        return self._beyond_clock if self._is_beyond(sequence) else self._clock

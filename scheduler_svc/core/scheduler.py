@@ -14,7 +14,7 @@ from dataclasses import replace
 from common.wire import Ended, EndReason, FinishCode, Limits, ModelCard, Plan, Result, Submit, SubmitCall, TransferPoint
 from common.wire.codec import Message
 from scheduler_svc.core.applier import apply_result
-from scheduler_svc.core.attachment import AttachError, check_alike
+from scheduler_svc.core.attachment import MAX_LANES, AttachError, check_alike
 from scheduler_svc.core.availability import Availability
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
@@ -161,8 +161,14 @@ class Scheduler:
         transfer: TransferPoint | None = None,
         *,
         spare: bool = False,
+        paused: bool = False,
     ) -> Lane:
-        """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit."""
+        """Open a lane for an executor, under a new epoch. Raises `AttachError`, with the reason, if it does not fit.
+
+        `paused`: closed from the beginning, as `pause` does it.
+        """
+        if len(self.lanes) >= MAX_LANES:
+            raise AttachError(f"{MAX_LANES} executors are attached already")
         peers = self.availability.lanes_of(model.name)
         for peer in peers:
             check_alike(peer, model, limits)
@@ -180,7 +186,11 @@ class Scheduler:
             text = outlived(sequence, model)
             if text:
                 self._end(sequence, EndReason.FAILED, now, text)
-        self.availability.more_admit(model.name, now)
+        if paused:
+            lane.draining = lane.stays = True
+            self.availability.came_closed(lane, now)
+        else:
+            self.availability.more_admit(model.name, now)
         return lane
 
     def detach(self, lane: Lane, now: float, *, guilty: Iterable[int] = (), reason: str = "") -> None:
@@ -259,7 +269,7 @@ class Scheduler:
         Returns when to call again, or None.
         """
         for queue in self.queues.values():
-            queue.clock.advance(now)
+            queue.advance(now)
         while (late := self._timeouts.take_due(now)) is not None:
             self._end(late, EndReason.TIMEOUT, now, f"not done within {late.ends_at - late.arrived:g} s")
         for sequence, text in self.availability.take_overdue(now):
@@ -313,17 +323,20 @@ class Scheduler:
         """Why a live sequence is not in an iteration now; NONE when it is, or when none is in flight."""
         if sequence.lane is not None:
             return why_aside(sequence.lane, sequence)
-        return self.queues[sequence.model].clock.why(sequence)
+        return self.queues[sequence.model].why(sequence)
 
     def waiting_by_reason(self) -> Counter[WaitReason]:
         """How many wait for what."""
         counts: Counter[WaitReason] = Counter()
         for queue in self.queues.values():
-            counts += queue.clock.by_reason()
+            counts += queue.by_reason()
         return counts
 
-    def check_invariants(self) -> None:
-        """Raise AssertionError unless membership, limits and conservation hold (DESIGN section 4)."""
-        check_books(self)
+    def check_invariants(self, turn: int | None = None) -> None:
+        """Raise AssertionError unless membership, limits and conservation hold (DESIGN section 4).
+
+        With `turn`, the seats and blocks of one lane only: another at each turn.
+        """
+        check_books(self, turn)
         assert len(self._timeouts) == sum(s.ends_at < math.inf for s in self.live.values())
         self.key_usage.check_invariants(self.live.values())

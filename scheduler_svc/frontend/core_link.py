@@ -110,8 +110,8 @@ class CoreLink:
 
     @property
     def alive(self) -> bool:
-        """Whether the core was heard of lately."""
-        return self._silence_s() < self._timeout_s
+        """Whether the core has greeted this frontend, and was heard of lately."""
+        return self._greeted and self._silence_s() < self._timeout_s
 
     def _silence_s(self) -> float:
         """Since when nothing came. What lies unread because this process was too busy to look at it has come."""

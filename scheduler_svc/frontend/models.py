@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model. `kv_capacity`: tokens of KV in the largest pool; 0 while no executor is attached."""
+    """One model. `kv_capacity`: tokens of KV in the largest pool."""
 
     card: ModelCard
     tokenizer: Tokenizer

@@ -96,13 +96,12 @@ class Parameters:
                 f"This model's context holds {model.card.max_model_len} tokens; the prompt has {prompt_length}{asked}."
             )
             raise invalid(param if room < 1 else self.max_tokens_name, text, "context_length_exceeded")
-        if model.kv_capacity:
-            kv_room = model.kv_capacity - prompt_length + 1
-            if kv_room < 1 or (wanted is not None and wanted > kv_room):
-                need = prompt_length + (wanted or 1) - 1
-                text = f"The request needs KV for {need} tokens; the largest executor holds {model.kv_capacity}."
-                raise invalid(param if kv_room < 1 else self.max_tokens_name, text, "kv_capacity_exceeded")
-            room = min(room, kv_room)
+        kv_room = model.kv_capacity - prompt_length + 1
+        if kv_room < 1 or (wanted is not None and wanted > kv_room):
+            need = prompt_length + (wanted or 1) - 1
+            text = f"The request needs KV for {need} tokens; the largest executor holds {model.kv_capacity}."
+            raise invalid(param if kv_room < 1 else self.max_tokens_name, text, "kv_capacity_exceeded")
+        room = min(room, kv_room)
         if wanted is None:
             wanted = room if default_max_tokens is None else min(room, default_max_tokens)
         if self.sampling.min_tokens > wanted:

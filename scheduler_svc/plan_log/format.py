@@ -51,7 +51,7 @@ class Kind(IntEnum):
     END_ALL = 14
     """reason, message."""
     ATTACH = 15
-    """name, number of the model card, packed limits, packed transfer point, whether it is a spare."""
+    """name, number of the model card, packed limits, packed transfer point, whether it is a spare, whether paused."""
     DETACH = 16
     """epoch, guilty slots, reason."""
     LEAVE = 17

@@ -206,9 +206,10 @@ class Player:
                 scheduler.end_all(EndReason(reason), message, now)
             case Kind.EXPIRE, []:
                 scheduler.expire(now)
-            case Kind.ATTACH, [name, number, limits, point, spare]:
+            case Kind.ATTACH, [name, number, limits, point, spare, paused]:
                 card = unpack_card(self._cards[number])
-                lane = scheduler.attach(name, card, unpack_limits(limits), now, unpack_point(point), spare=spare)
+                fields = unpack_limits(limits), now, unpack_point(point)
+                lane = scheduler.attach(name, card, *fields, spare=spare, paused=paused)
                 return step._replace(lane=lane)
             case kind, [number, *rest] if kind in ON_A_LANE:
                 return self._perform_on_lane(step, self._lane(number), rest)

@@ -147,11 +147,12 @@ class RecordedScheduler(Scheduler):
         transfer: TransferPoint | None = None,
         *,
         spare: bool = False,
+        paused: bool = False,
     ) -> Lane:
         self._turn_over(Kind.ATTACH)  # now, lest the card stay in the segment before
-        fields = self._card(model), pack_limits(limits), pack_point(transfer), spare
+        fields = self._card(model), pack_limits(limits), pack_point(transfer), spare, paused
         with self._frame(Kind.ATTACH, name, *fields, now=now):
-            return super().attach(name, model, limits, now, transfer, spare=spare)
+            return super().attach(name, model, limits, now, transfer, spare=spare, paused=paused)
 
     def _card(self, model: ModelCard) -> int:
         """The number of a card in this segment; executors that are refused bring theirs again and again."""

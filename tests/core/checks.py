@@ -162,14 +162,15 @@ def check_waited(world: World) -> None:
     world.num_checks += 1
     looked_at = world.scheduler.live.items() if world.num_checks % 8 == 0 else []
     for key, sequence in looked_at:
-        clock = world.scheduler.queues[sequence.model].clock
-        told = clock.waited(sequence, world.now) if sequence.lane is None else sequence.waited
+        queue = world.scheduler.queues[sequence.model]
+        told = queue.waited(sequence, world.now) if sequence.lane is None else sequence.waited
         _compare(told, world.streams[key].waited, f"{world.streams[key]} waited")
     total = dict(world.scheduler.counters.waited_s)
     for queue in world.scheduler.queues.values():
         # The totals are brought up to date when something happens to the queue.
-        for reason, count in queue.clock.by_reason().items():
-            total[reason] += count * max(0.0, world.now - queue.clock.now)
+        for clock in (queue._clock, queue._beyond_clock):
+            for reason, count in clock.by_reason().items():
+                total[reason] += count * max(0.0, world.now - clock.now)
     _compare(total, world.waited, "all together waited")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from common.wire import EndReason
 from scheduler_svc.core import Sequence, State, WaitReason
+from scheduler_svc.core.config import Admission
 from tests.core.model_executor import card
 from tests.core.stream import Stream, reason, whole
 from tests.core.world import World
@@ -327,6 +328,24 @@ def test_what_fits_no_other_lane_finishes_on_the_drained_one() -> None:
     world.run()
     assert whole(too_large, fitting) and len(world.lanes) == 1
     assert waiting.ended is None, "the lane that could hold it takes nothing new, but may come back"
+
+
+def test_who_no_other_lane_admits_now_goes_on_where_it_is() -> None:
+    """There are seats and blocks, but what those who run there may still need does not leave enough."""
+    world = World(admission=Admission.WORST_CASE)
+    leaving = world.attach(seats=1, blocks=12)
+    (moved,) = world.submit(4, 30, ignore_eos=True)
+    world.iterate()
+    other = world.attach(seats=4, blocks=12)
+    (there,) = world.submit(4, 30, ignore_eos=True)
+    world.iterate()
+    world.drain(leaving)
+    assert leaving.num_running == 1 and len(other.free_slots) == 3
+    while not there.over:
+        world.iterate()
+        assert world.sequence(moved).lane is not None, "it waits beside its idle executor"
+    world.run()
+    assert whole(moved, there)
 
 
 # --- the queue's limit ---

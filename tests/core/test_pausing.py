@@ -100,6 +100,39 @@ def test_a_paused_lane_that_dies_begins_no_new_hold_time() -> None:
     assert not world.scheduler.availability.is_offered("m", world.now)
 
 
+def test_a_paused_executor_that_comes_again_begins_no_new_hold_time() -> None:
+    world = World(hold_s=10.0)
+    lane = world.attach()
+    world.pause(lane)
+    world.turn()
+    (early,) = long_answers(world, 1)
+    for _ in range(3):
+        world.now += 3
+        world.lose(world.lanes[0])
+        again = world.attach(paused=True)
+        world.check()
+        assert world.scheduler.why(world.sequence(early)) is WaitReason.PAUSED
+    assert world.scheduler.availability.is_offered("m", world.now)
+    world.now += 2
+    world.expire()
+    assert reason(early) is EndReason.NO_EXECUTOR and not world.scheduler.availability.is_offered("m", world.now)
+    world.resume(again)
+    (late,) = long_answers(world, 1)
+    world.run()
+    assert whole(late)
+
+
+def test_the_first_executor_of_a_model_may_come_paused() -> None:
+    world = World(hold_s=10.0)
+    lane = world.attach(paused=True)
+    (stream,) = long_answers(world, 1)
+    world.turn()
+    assert lane.stays and world.scheduler.why(world.sequence(stream)) is WaitReason.PAUSED
+    world.resume(lane)
+    world.run()
+    assert whole(stream)
+
+
 def test_a_paused_executor_that_is_told_to_go_goes() -> None:
     world = World()
     lane = world.attach()

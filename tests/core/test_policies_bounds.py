@@ -152,8 +152,9 @@ def test_timers_go_with_the_sequences_that_they_were_for() -> None:
     assert len(world.scheduler.queues["m"]._timers) < 100
 
 
-def test_prompt_logprobs_that_nobody_asked_for_end_the_epoch() -> None:
-    world = World()
+@pytest.mark.parametrize("budget", [64, 2], ids=["beside a token", "alone"])
+def test_prompt_logprobs_that_nobody_asked_for_end_the_epoch(budget: int) -> None:
+    world = World(max_num_batched_tokens=budget)
     lane = world.attach()
     world.submit(4, 4)
     world.turn()

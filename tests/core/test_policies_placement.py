@@ -228,8 +228,8 @@ def test_what_each_waited_adds_up_to_what_all_waited(changes: dict[str, object])
         for stream in streams:
             if not stream.over:
                 sequence = world.sequence(stream)
-                clock = world.scheduler.queues["m"].clock
-                told = sequence.waited if sequence.lane else clock.waited(sequence, world.now)
+                queue = world.scheduler.queues["m"]
+                told = sequence.waited if sequence.lane else queue.waited(sequence, world.now)
                 assert sum(told.values()) == pytest.approx(waits[stream])
         world.deliver(lane)
     assert sum(world.scheduler.counters.waited_s.values()) == pytest.approx(sum(waits.values()))

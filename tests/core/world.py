@@ -211,13 +211,14 @@ class World:
         host_blocks: int = 0,
         transfer: bool = False,
         spare: bool = False,
+        paused: bool = False,
     ) -> Lane:
         """`transfer`: whether its executor takes part in hand-overs."""
         model = model or card()
         limits = Limits(block_size, blocks, host_blocks, seats, budget)
         point = TransferPoint("ipc://x", layout=b"l", block_bytes=8 * block_size) if transfer else None
         name = f"executor-{len(self.executors)}"
-        lane = self.scheduler.attach(name, model, limits, self.now, point, spare=spare)
+        lane = self.scheduler.attach(name, model, limits, self.now, point, spare=spare, paused=paused)
         self.executors[lane.epoch] = ModelExecutor(
             lane.epoch, model, limits, separate=self.config.prefill is Prefill.SEPARATE
         )

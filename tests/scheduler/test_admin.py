@@ -263,6 +263,16 @@ def test_the_pause_of_one_that_is_away_can_be_ended(rig: AdminRig, method: str, 
     assert rig.state() == "attached"
 
 
+def test_ending_the_pause_of_one_that_is_away_is_no_conflict_for_another_that_is_open(rig: AdminRig) -> None:
+    rig.two()
+    rig.ask("POST", "executors/one/drain")
+    rig.membership.lose(rig.membership.executors[0], 0.0, "connection lost")
+    assert rig.ask("POST", "models/m/resume").status_code == 202
+    assert error(rig.ask("POST", "models/m/resume"), 409)["code"] == "wrong_state"
+    rig.attach(b"r")
+    assert rig.state("one") == rig.state("two") == "attached"
+
+
 def test_pauses_are_bounded() -> None:
     pauses = Pauses()
     for i in range(MAX_PAUSES + 1):
