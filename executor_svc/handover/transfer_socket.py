@@ -26,7 +26,7 @@ class TransferSocket:
     """How this executor takes part in hand-overs."""
 
     bind: str
-    """tcp://HOST:PORT (`*`: a free port) or ipc://PATH; the address that others dial."""
+    """tcp://HOST:PORT (`*`: a free port) or ipc://PATH (absolute); the address that others dial."""
     secret_key: bytes = b""
     """This executor's secret CURVE key in Z85; empty: no encryption."""
 
@@ -74,9 +74,18 @@ def place_of(address: str) -> bytes:
     if not is_local(address):
         return b""
     try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text()
-        # Containers may share a machine and have a loopback, or a file system, each of its own.
-        namespace = str(Path("/proc/self/ns", "net" if address.startswith("tcp://") else "mnt").readlink())
+        machine, realm = Path("/proc/sys/kernel/random/boot_id").read_text(), _realm(address)
     except OSError:
-        machine, namespace = socket.gethostname(), ""
-    return blake2b(f"{machine} {namespace}".encode(), digest_size=16).digest()
+        machine, realm = socket.gethostname(), ""
+    return blake2b(f"{machine} {realm}".encode(), digest_size=16).digest()
+
+
+def _realm(address: str) -> str:
+    """What processes of a machine must share to reach a local address: containers have each a loopback of their own,
+    and perhaps some folders in common. Raises OSError.
+    """
+    if address.startswith("tcp://"):
+        return str(Path("/proc/self/ns/net").readlink())
+    folder = Path(address.removeprefix("ipc://")).absolute().parent
+    status = folder.stat()
+    return f"{folder} {status.st_dev} {status.st_ino}"

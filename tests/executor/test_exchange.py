@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -293,6 +294,17 @@ def test_places(source: End, target: End) -> None:
     assert source.exchange.point.place == target.exchange.point.place == place_of("tcp://127.0.0.1:1") != b""
     assert place_of("tcp://10.1.2.3:5") == b""
     assert len({place_of("ipc:///tmp/x"), place_of("tcp://localhost:1")}) == 2
+
+
+def test_those_who_see_the_same_folder_reach_each_other(tmp_path: Path) -> None:
+    """As containers with a volume in common do."""
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    shared.mkdir(), other.mkdir()
+    one = place_of(f"ipc://{shared}/a.sock")
+    assert one == place_of(f"ipc://{shared}/b.sock") != place_of(f"ipc://{other}/a.sock")
+    shared.rename(tmp_path / "away")
+    other.rename(shared)
+    assert place_of(f"ipc://{shared}/a.sock") != one, "another folder at the same path"
 
 
 def test_a_bound_address_is_an_error() -> None:
