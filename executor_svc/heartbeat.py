@@ -14,7 +14,7 @@ from common.wire import Alive, WireError, decode, encode
 from executor_svc.sockets import Dialing, Waker
 
 
-class Verdict(Enum):
+class Pulse(Enum):
     FINE = "fine"
     LOST = "lost"
     """No echo for the whole timeout."""
@@ -25,7 +25,7 @@ class Verdict(Enum):
 class Heartbeat:
     """A daemon thread with a socket of its own that sends `Alive` and listens for the echo.
 
-    `tell` is called from the thread, once, when `verdict` turns from FINE; the thread ends then.
+    `tell` is called from the thread, once, when `pulse` turns from FINE; the thread ends then.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Heartbeat:
         tell: Callable[[], None],
     ) -> None:
         self.epoch = epoch
-        self.verdict = Verdict.FINE
+        self.pulse = Pulse.FINE
         self._dialing, self._interval_s, self._tell = dialing, interval_s, tell
         self._stopping = False
         self._waker = Waker()
@@ -57,7 +57,7 @@ class Heartbeat:
             self._beat(dealer)
         finally:
             dealer.close(linger=0)
-        if self.verdict is not Verdict.FINE:
+        if self.pulse is not Pulse.FINE:
             self._tell()
 
     def _beat(self, dealer: zmq.Socket[bytes]) -> None:
@@ -78,10 +78,10 @@ class Heartbeat:
                 if echo == self.epoch:
                     heard_at = time.monotonic()
                 elif echo == 0:
-                    self.verdict = Verdict.UNKNOWN
+                    self.pulse = Pulse.UNKNOWN
                     return
             if time.monotonic() - heard_at > self._dialing.timeout_s:
-                self.verdict = Verdict.LOST
+                self.pulse = Pulse.LOST
                 return
 
     @staticmethod

@@ -42,7 +42,7 @@ from common.wire import encode as encode_message
 from common.wire.executor import no_slots
 from executor_svc.faults import FatalError
 from executor_svc.handover import Exchange
-from executor_svc.heartbeat import Heartbeat, Verdict
+from executor_svc.heartbeat import Heartbeat, Pulse
 from executor_svc.sockets import Dialing, Waker
 
 RETRY_INTERVALS = 3
@@ -245,9 +245,9 @@ class Link:
 
     def _check_heartbeat(self) -> None:
         heartbeat = self._heartbeat
-        if heartbeat is None or heartbeat.verdict is Verdict.FINE:
+        if heartbeat is None or heartbeat.pulse is Pulse.FINE:
             return
-        if heartbeat.verdict is Verdict.UNKNOWN:
+        if heartbeat.pulse is Pulse.UNKNOWN:
             self._log.warning("the scheduler does not know this epoch", epoch=self.epoch)
         else:
             self._log.warning("no sign of the scheduler", epoch=self.epoch, silent_s=self.options.dialing.timeout_s)
@@ -374,7 +374,7 @@ class Link:
 
     def _answer(self, plan: Plan, answer: Result | Fault) -> None:
         """Send the outcome of a plan, unless the epoch ended meanwhile."""
-        if self._heartbeat is None or self._heartbeat.verdict is not Verdict.FINE:
+        if self._heartbeat is None or self._heartbeat.pulse is not Pulse.FINE:
             return
         try:
             self._send(answer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler_svc.core.admission import Gate
-from scheduler_svc.core.handover import Handovers, Transit, Verdict
+from scheduler_svc.core.handover import Course, Handovers, Transit
 from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
@@ -38,11 +38,11 @@ def move_away(lane: Lane, peers: list[Lane], queue: ModelQueue, handovers: Hando
         place = next((peer for peer, room in rooms.items() if room.takes(sequence)), None)
         if place is None:
             continue
-        verdict = handovers.consider(sequence, peers, queue)
-        if verdict is Verdict.RECOMPUTE:
+        course = handovers.consider(sequence, peers, queue)
+        if course is Course.RECOMPUTE:
             lane.release(sequence, State.WAITING)
             queue.add(sequence, now)
-        elif verdict is Verdict.MOVED and sequence.lane is not None:
+        elif course is Course.MOVED and sequence.lane is not None:
             place = sequence.lane
         rooms[place].less(sequence)
 

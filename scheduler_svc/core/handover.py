@@ -34,7 +34,7 @@ TIMEOUT = 8.0
 """A hand-over may take so many times what was expected."""
 
 
-class Verdict(Enum):
+class Course(Enum):
     """What is best for a sequence of a lane that drains."""
 
     MOVED = "moved"
@@ -79,27 +79,27 @@ class Handovers:
 
     # --- beginning ---
 
-    def consider(self, sequence: Sequence, peers: list[Lane], queue: ModelQueue) -> Verdict:
+    def consider(self, sequence: Sequence, peers: list[Lane], queue: ModelQueue) -> Course:
         """Begin to hand over a resident sequence of an idle lane to one of its peers, where that is wanted."""
         source = sequence.lane
         assert source is not None and source.in_flight is None
         able = [peer for peer in peers if self._is_possible(source, peer, sequence)]
         if not able:
-            return Verdict.RECOMPUTE
+            return Course.RECOMPUTE
         if sum(t.expected_s for t in self.under_way.values() if t.source is source) >= AHEAD_S:
-            return Verdict.LATER
+            return Course.LATER
         source.update_tokens(sequence)
         for target in sorted(able, key=lambda peer: peer.num_running):
             gate, hit = Gate(target, queue.lengths), target.prefix_hit(sequence)
             if gate.blocked_by(sequence, hit) is not WaitReason.NONE:
                 continue
             if not self._is_worth(source, target, sequence, len(hit)):
-                return Verdict.RECOMPUTE
+                return Course.RECOMPUTE
             self._begin(source, target, sequence, hit, gate.predicted_length(sequence))
             if queue.share is not None:
                 target.tenant[sequence.slot] = queue.share.index(sequence.tenant)
-            return Verdict.MOVED
-        return Verdict.RECOMPUTE
+            return Course.MOVED
+        return Course.RECOMPUTE
 
     def _is_possible(self, source: Lane, target: Lane, sequence: Sequence) -> bool:
         config, one, other = self._config, source.transfer, target.transfer

@@ -13,7 +13,7 @@ import pytest
 from common.wire import Plan, SamplingParams
 from scheduler_svc.core import Lane, Scheduler
 from scheduler_svc.core.config import Handover
-from scheduler_svc.core.handover import Handovers, Verdict
+from scheduler_svc.core.handover import Course, Handovers
 from scheduler_svc.plan_log.differences import compare_plans
 from scheduler_svc.plan_log.format import Kind
 from scheduler_svc.plan_log.replay import main
@@ -88,7 +88,7 @@ def test_another_order_to_executors_is_a_difference(
     assert world.scheduler.counters.handovers_done == 1
     assert main([str(world.close())], "gilir replay") == 0
     assert "identical" in printed()
-    monkeypatch.setattr(Handovers, "consider", lambda *_: Verdict.RECOMPUTE)
+    monkeypatch.setattr(Handovers, "consider", lambda *_: Course.RECOMPUTE)
     assert main([str(tmp_path)], "gilir replay") == 1
     assert re.search(r"no_plan at .* s\n  in the log: Lend\(.*Fetch\(.*\n  replayed: no orders", printed(), re.DOTALL)
 
