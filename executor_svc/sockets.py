@@ -48,6 +48,9 @@ class Dialing:
             dealer.setsockopt(zmq.HEARTBEAT_IVL, max(1, timeout_ms // 3))
             dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, timeout_ms)
             dealer.setsockopt(zmq.HEARTBEAT_TTL, timeout_ms)
+            # A far side that vanished in mid-handshake, or does not answer at all, is dialled anew as soon.
+            dealer.setsockopt(zmq.HANDSHAKE_IVL, timeout_ms)
+            dealer.setsockopt(zmq.CONNECT_TIMEOUT, timeout_ms)
             if self.server_key:
                 dealer.curve_serverkey = self.server_key
                 dealer.curve_secretkey = self.secret_key

@@ -55,6 +55,7 @@ def executor_socket(context: zmq.Context[zmq.Socket[bytes]], settings: Scheduler
         _prepare(socket)
         socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout_s * 1000))
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(settings.heartbeat_timeout_s * 1000))
         if settings.curve_secret_key is not None:
             public, secret = zmq.auth.load_certificate(settings.curve_secret_key)
             if secret is None:

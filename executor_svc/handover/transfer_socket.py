@@ -67,6 +67,8 @@ def _bound(peer: zmq.Socket[bytes]) -> None:
     peer.set_hwm(HIGH_WATER_MARK)
     peer.setsockopt(zmq.HEARTBEAT_IVL, SILENCE_MS // 4)
     peer.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    peer.setsockopt(zmq.HANDSHAKE_IVL, SILENCE_MS)
+    peer.setsockopt(zmq.CONNECT_TIMEOUT, SILENCE_MS)
 
 
 def place_of(address: str) -> bytes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from zmq.auth import create_certificates
 
 from common.wire import Drain, Hello, Leaving, Refused, Result
 from executor_svc.fake import FakeExecutor
-from executor_svc.sockets import is_local, read_key
+from executor_svc.handover import TransferSocket, transfer_socket
+from executor_svc.sockets import Dialing, is_local, read_key
 from tests.executor.plans import decode_plan, new_sequence, prefill_plan
 from tests.executor.scripted_scheduler import ScriptedScheduler
 
@@ -85,6 +88,30 @@ def test_a_refusal_is_one_plain_line(scheduler: ScriptedScheduler) -> None:
     assert process.returncode == 1
     assert errors.decode() == "error: the scheduler refused this executor: block size 16 does not match\n"
     assert output == b""
+
+
+def dial_scheduler(address: str, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    return Dialing(address, timeout_s=0.3).open(context)
+
+
+def dial_executor(address: str, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    return TransferSocket("ipc://unused").dial(context, address, b"", 1024)
+
+
+@pytest.mark.parametrize("dial", [dial_scheduler, dial_executor])
+def test_a_far_side_that_vanishes_in_mid_handshake_is_dialled_anew(
+    dial: Callable[[str, zmq.Context[zmq.Socket[bytes]]], zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that breaks just then leaves a connection on which nothing comes, and nobody says so."""
+    monkeypatch.setattr(transfer_socket, "SILENCE_MS", 300)
+    with socket.create_server(("127.0.0.1", 0)) as silent, zmq.Context() as context:
+        silent.settimeout(8)
+        dealer = dial(f"tcp://127.0.0.1:{silent.getsockname()[1]}", context)
+        try:
+            first, second = silent.accept()[0], silent.accept()[0]
+            first.close(), second.close()
+        finally:
+            dealer.close(linger=0)
 
 
 def test_curve_keys(tmp_path: Path) -> None:
