@@ -68,7 +68,7 @@ class Supervisor:
         if settings.serves_batches:
             limits = ["--batch-max-in-flight", str(settings.batch_max_in_flight)]
             limits += ["--batch-model-wait-s", str(settings.batch_model_wait_s)]
-            self._add_client("batch-runner", "scheduler_svc.batches", core_address, None, *limits)
+            self._add_client("batch-runner", "scheduler_svc.batch_runner", core_address, None, *limits)
 
     def add(self, name: str, listener: socket.socket | None, module: str, *flags: str) -> None:
         """One more child: `module` as a program, with these flags, `--fd` of the listener, and those of the log."""

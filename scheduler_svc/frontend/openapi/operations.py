@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from scheduler_svc.batches import file_routes, routes
+from scheduler_svc.frontend.batching import files, routes
 from scheduler_svc.frontend.openapi.schemas import STRING, Schema, choice, constant, record, ref, whole
 from scheduler_svc.frontend.scheduling import MAX_TIMEOUT_S, TENANT_HEADER, TENANT_PATTERN, TIMEOUT_HEADER
 
@@ -37,7 +37,7 @@ def parameters() -> dict[str, Any]:
     """The components, by name."""
     seconds: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S}
     tenant: Schema = {"type": "string", "pattern": whole(TENANT_PATTERN)}
-    after: Schema = {"type": "string", "pattern": whole(f"(?:{file_routes.ID_PATTERN})?")}
+    after: Schema = {"type": "string", "pattern": whole(f"(?:{files.ID_PATTERN})?")}
     model_note = "The model's name, slashes and all."
     return {
         "RequestId": parameter(
@@ -161,9 +161,9 @@ def _file_paths() -> dict[str, dict[str, Operation]]:
     def operation(name: str, summary: str, good: dict[str, Any], *uses: str | dict[str, Any]) -> Operation:
         return _operation(name, "batches", summary, good, STORED, uses=("Tenant", *uses))
 
-    order = parameter("order", "query", {**choice(file_routes.ORDERS), "default": "desc"}, "By time of creation.")
+    order = parameter("order", "query", {**choice(files.ORDERS), "default": "desc"}, "By time of creation.")
     purpose = parameter("purpose", "query", STRING, "Only files of this purpose.")
-    page = ("After", _limit(file_routes.MAX_FILES, file_routes.MAX_FILES), order, purpose)
+    page = ("After", _limit(files.MAX_FILES, files.MAX_FILES), order, purpose)
     form = {"multipart/form-data": {"schema": ref("UploadFile")}}
     errors = (400, 404, 408, 413, 500, 503)
     content = {"application/octet-stream": {"schema": {"type": "string", "contentMediaType": "application/jsonl"}}}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.batches import upload
-from scheduler_svc.batches.upload import MAX_FORM_BYTES, WRITE_BYTES, UploadForm, clean_filename, read_expiry
+from scheduler_svc.frontend.batching import upload
+from scheduler_svc.frontend.batching.upload import MAX_FORM_BYTES, WRITE_BYTES, UploadForm, clean_filename, read_expiry
 from scheduler_svc.http.body_budget import BodyBudget
 from scheduler_svc.http.errors import ApiError
 

@@ -12,9 +12,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from scheduler_svc.batches.access import ask, tenant_of
 from scheduler_svc.batches.files import CHUNK_BYTES
 from scheduler_svc.batches.records import FileRecord, new_id
+from scheduler_svc.frontend.batching.access import ask, tenant_of
 from scheduler_svc.frontend.frontend import frontend_of
 from scheduler_svc.http.body import body_parts
 from scheduler_svc.http.errors import ApiError, invalid

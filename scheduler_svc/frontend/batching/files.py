@@ -11,11 +11,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from scheduler_svc.batches.access import admit_change, ask, tenant_of
 from scheduler_svc.batches.files import CHUNK_BYTES, FileInUse, Page
 from scheduler_svc.batches.records import FileRecord, Outcome
 from scheduler_svc.batches.store import Store
-from scheduler_svc.batches.upload import receive_file
+from scheduler_svc.frontend.batching.access import admit_change, ask, tenant_of
+from scheduler_svc.frontend.batching.upload import receive_file
 from scheduler_svc.frontend.frontend import frontend_of
 from scheduler_svc.http.errors import ApiError, invalid
 
