@@ -116,7 +116,7 @@ class Runner:
         """See which batches there are, and do what their states ask for."""
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + SWEEP_S
-            await self._thread.run(lambda store: store.files.sweep(time.time()))
+            await self._thread.run(Store.sweep, time.time())
         records = {record.id: record for record in await self._thread.run(Store.live)}
         for batch_id in self._batches.keys() - records.keys():
             await self._batches.pop(batch_id).stop()

@@ -138,7 +138,7 @@ class Files:
         with self._database.transaction(write=False) as cursor:
             cursor.execute(
                 "SELECT number, result FROM lines WHERE batch_id = ? AND outcome = ? AND number > ?"
-                " AND result IS NOT NULL ORDER BY number LIMIT ?",
+                " ORDER BY number LIMIT ?",
                 (batch_id, outcome, after, RESULTS),
             )
             return [(number, bytes(result)) for number, result in cursor.fetchall()]
@@ -175,6 +175,7 @@ def _delete(cursor: Cursor, condition: str, values: tuple[object, ...]) -> int:
     for file_id, batch_id, outcome in rows:
         cursor.execute("DELETE FROM chunks WHERE file_id = ?", (file_id,))
         if batch_id is not None:
-            cursor.execute("UPDATE lines SET result = NULL WHERE batch_id = ? AND outcome = ?", (batch_id, outcome))
+            # Only a batch that has ended has such a file; what it counts stands in its own row.
+            cursor.execute("DELETE FROM lines WHERE batch_id = ? AND outcome = ?", (batch_id, outcome))
         cursor.execute("DELETE FROM files WHERE id = ?", (file_id,))
     return len(rows)

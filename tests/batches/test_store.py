@@ -39,6 +39,13 @@ def content(store: Store, file_id: str | None) -> list[bytes]:
     return [result for _, result in rows]
 
 
+def num_rows(database: Database, batch: BatchRecord) -> int:
+    """Lines of a batch that the database still holds."""
+    with database.transaction(write=False) as cursor:
+        cursor.execute("SELECT COUNT(*) FROM lines WHERE batch_id = ?", (batch.id,))
+        return int(cursor.fetchone()[0])
+
+
 # --- files ---
 
 
@@ -149,16 +156,44 @@ def test_a_completed_batch_has_its_results_in_the_order_of_the_input(store: Stor
         store.cancel("", batch.id)
 
 
-def test_a_deleted_output_file_takes_its_results_along(store: Store) -> None:
+def test_a_deleted_output_file_takes_its_lines_along_and_the_counts_stay(store: Store, database: Database) -> None:
     batch = running(store, 2)
     store.finish_line(batch.id, 1, good())
     store.finish_line(batch.id, 2, Result(Outcome.FAILED, b"bad"))
     store.finish(batch, Status.COMPLETED)
     found = store.find("", batch.id)
-    assert found is not None and found.output_file_id is not None
+    assert found is not None and found.output_file_id is not None and found.error_file_id is not None
     assert store.files.delete("", found.output_file_id)
     assert store.files.results(batch.id, Outcome.COMPLETED, -1) == []
-    assert content(store, found.error_file_id) == [b"bad"]
+    assert content(store, found.error_file_id) == [b"bad"] and num_rows(database, batch) == 1
+    assert store.files.delete("", found.error_file_id) and num_rows(database, batch) == 0
+    assert store.find("", batch.id) == found and found.describe()["request_counts"]["completed"] == 1
+    assert store.count_lines() == {"waiting": 0, "completed": 1, "failed": 1}
+
+
+def test_lines_go_when_the_files_that_show_them_expire(store: Store, database: Database) -> None:
+    batch = running(store, 2, output_expires_s=3600)
+    store.finish_line(batch.id, 1, good())
+    store.finish(batch, Status.CANCELLED)
+    assert num_rows(database, batch) == 1, "the line that did not run has gone with the batch's end"
+    store.sweep(time.time())
+    assert num_rows(database, batch) == 1
+    store.sweep(time.time() + 3700)
+    assert num_rows(database, batch) == 0
+    assert store.count_lines() == {"waiting": 0, "completed": 1, "failed": 0}
+
+
+def test_lines_that_older_versions_left_are_swept(store: Store, database: Database) -> None:
+    batch, live = running(store, 3), running(store, 2)
+    store.finish_line(batch.id, 1, good())
+    store.finish_line(batch.id, 2, Result(Outcome.FAILED, b"bad"))
+    store.finish(batch, Status.CANCELLED)
+    store.finish_line(live.id, 1, good())
+    with database.transaction() as cursor:
+        cursor.execute("UPDATE lines SET result = NULL WHERE batch_id = ? AND outcome = 'completed'", (batch.id,))
+    store.sweep(time.time())
+    assert num_rows(database, batch) == 1 and num_rows(database, live) == 2
+    assert [line.number for line in store.pending(live.id, 0, 10)] == [2]
 
 
 def test_what_has_not_run_when_a_batch_expires_is_told_in_the_error_file(store: Store) -> None:
@@ -215,6 +250,17 @@ def test_an_error_within_a_transaction_undoes_it(store: Store, database: Databas
         raise KeyError
     found = store.files.find("", file.id)
     assert found is not None and found.bytes == 1
+
+
+def test_a_database_of_an_older_version_gets_the_indexes_when_it_is_opened(store: Store, database: Database) -> None:
+    indexes = ("files_tenant", "batches_tenant", "lines_open")
+    for _ in range(2):
+        batch = running(store, 1)
+        with database.transaction() as cursor:
+            for index in indexes:
+                cursor.execute(f"DROP INDEX {index}")  # an error where it is not there
+        database.close()
+    assert store.find("", batch.id) == batch
 
 
 # --- SQLite ---
