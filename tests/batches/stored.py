@@ -13,7 +13,7 @@ from scheduler_svc.batches.store import Store
 def put_file(store: Store, content: bytes, tenant: str = "", **fields: Any) -> FileRecord:
     """Store a whole file."""
     file = FileRecord(new_id("file-"), tenant, "input.jsonl", "batch", len(content), int(time.time()), **fields)
-    store.files.begin(file)
+    store.files.begin(file, len(content))
     for place in range(0, len(content), CHUNK_BYTES):
         store.files.append(file.id, place // CHUNK_BYTES, content[place : place + CHUNK_BYTES])
     return file

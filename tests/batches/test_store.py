@@ -18,8 +18,8 @@ from scheduler_svc.batches.store import CannotCancel, CheckedLine, Store
 from tests.batches.stored import put_batch, put_file
 
 
-def running(store: Store, num_lines: int, **fields: Any) -> BatchRecord:
-    batch = put_batch(store, put_file(store, b"{}\n" * num_lines), **fields)
+def running(store: Store, num_lines: int, tenant: str = "", **fields: Any) -> BatchRecord:
+    batch = put_batch(store, put_file(store, b"{}\n" * num_lines, tenant), **fields)
     store.add_lines(batch.id, [CheckedLine(n, f"id-{n}", 3 * (n - 1), 2) for n in range(1, num_lines + 1)])
     store.start(batch.id, num_lines, 0, "m")
     found = store.find(batch.tenant, batch.id)
@@ -75,6 +75,21 @@ def test_an_upload_is_seen_when_it_is_complete_and_leaves_nothing_when_it_fails(
     store.files.abandon(failed.id)
     store.files.abandon(file.id)
     assert store.files.read(failed.id, 0, 3) == b"" and store.files.read(file.id, 0, 3) == b"abc"
+
+
+def test_what_a_tenant_stores_is_counted_while_it_comes_and_until_it_is_gone(store: Store) -> None:
+    kept, under_way = put_file(store, b"x" * 10, tenant="me"), put_file(store, b"", tenant="me", is_complete=0)
+    put_file(store, b"x" * 1000, tenant="them")
+    assert store.files.stored_bytes("me") == 10 and store.files.stored_bytes("nobody") == 0
+    store.files.append(under_way.id, 0, b"x" * CHUNK_BYTES)
+    store.files.append(under_way.id, 1, b"x" * 5)
+    assert store.files.stored_bytes("me") == 10 + CHUNK_BYTES + 5
+    store.files.abandon(under_way.id)
+    batch = running(store, 1, tenant="me")
+    store.finish_line(batch.id, 1, good())
+    store.finish(batch, Status.COMPLETED)
+    assert store.files.stored_bytes("me") == 13, "answers are not what it uploaded"
+    assert store.files.delete("me", kept.id) and store.files.stored_bytes("me") == 3
 
 
 def test_files_expire_unless_a_batch_still_reads_them(store: Store) -> None:

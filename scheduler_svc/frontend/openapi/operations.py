@@ -16,7 +16,7 @@ ERRORS = {
     401: "No valid API key was given.",
     404: "There is no such thing, or none that this client may see.",
     408: "The body stopped coming.",
-    413: "The body is larger than it may be.",
+    413: "The body is larger than it may be, or with an upload a tenant's files together are.",
     429: "The queue is full, or a limit of the API key is reached.",
     500: "It failed on the executors, or in the service.",
     503: "It cannot be served now: no executor serves the model, the service is stopping, or it is overloaded.",
