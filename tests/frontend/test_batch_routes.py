@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from frontend_service import Service, error_of, run_service
+from frontend_service import Service, error_of, run_service, wait_until
+
+from scheduler_svc.batches.database import SqliteDatabase
+from scheduler_svc.batches.files import CHUNK_BYTES
+from scheduler_svc.batches.store import Store
+from tests.batches.stored import put_file
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = tmp_path_factory.mktemp("batches")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("batches")
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[httpx.Client]:
     flags = ("--batch-dir", str(folder / "data"), "--batch-max-file-mb", "1", "--batch-max-tenant-mb", "2")
-    with run_service(folder, *flags, "--stalled-client-s", "1") as service:
+    with run_service(folder, *flags, "--stalled-client-s", "1", log=folder / "log") as service:
         yield service.client
 
 
@@ -102,6 +112,25 @@ def test_a_tenant_stores_no_more_than_it_may(client: httpx.Client) -> None:
     assert upload(whole, "other").status_code == 200
     assert client.delete(f"/v1/files/{stored[0]}", headers={"X-Tenant": "full"}).status_code == 200
     assert upload(whole).status_code == 200 and refused(upload(1))
+
+
+def test_a_download_whose_file_is_deleted_meanwhile_breaks_off_and_is_one_line_in_the_log(
+    client: httpx.Client, folder: Path
+) -> None:
+    database = SqliteDatabase(folder / "data")
+    store, content = Store(database), b"x" * (3 * CHUNK_BYTES)
+    half = put_file(store, content)
+    results = put_file(store, content, batch_id="batch_1", outcome="completed")  # of lines that have gone
+    with database.transaction() as cursor:
+        cursor.execute("DELETE FROM chunks WHERE file_id = ? AND number > 0", (half.id,))
+    database.close()
+    for file in (half, results):
+        with pytest.raises(httpx.TransportError):
+            client.get(f"/v1/files/{file.id}/content")
+    # The log has each request's own line after what it has to say of it.
+    wait_until(lambda: (folder / "log").read_text().count("/v1/files/{file_id}/content") == 2)
+    log = (folder / "log").read_text()
+    assert log.count("a download breaks off") == 2 and "Traceback" not in log and "[error" not in log
 
 
 def test_batches_are_off_unless_there_is_a_place_for_them(service: Service) -> None:
