@@ -15,6 +15,7 @@ import pytest
 
 from common.wire import Stats
 from scheduler_svc.batch_runner import live_batch, runner
+from scheduler_svc.batch_runner.models_seen import ModelsSeen
 from scheduler_svc.batch_runner.runner import Runner
 from scheduler_svc.batch_runner.settings import RunnerSettings
 from scheduler_svc.batches.database import SqliteDatabase, StorageError
@@ -32,7 +33,8 @@ class World:
     """A runner, its database, and a core that has eight seats."""
 
     def __init__(self, folder: Path, answer: Answer, monkeypatch: pytest.MonkeyPatch, most: int = 4) -> None:
-        self.store = Store(SqliteDatabase(folder))
+        self.database = SqliteDatabase(folder)
+        self.store = Store(self.database)
         self.calls: list[str] = []
         self.in_flight, self.most_in_flight = 0, 0
         self.frontend = SimpleNamespace(stopping=False, models=[SimpleNamespace(name="m")], link=SimpleNamespace())
@@ -58,13 +60,11 @@ class World:
 
     async def run_until(self, condition: Callable[[], bool]) -> None:
         """A runner's whole life: from its start until the condition holds, then it is stopped."""
-        settings = RunnerSettings(
-            core="ipc://none", batch_dir=self._folder, batch_max_in_flight=self._most, batch_model_wait_s=0.2
-        )
+        settings = RunnerSettings(core="ipc://none", batch_dir=self._folder, batch_max_in_flight=self._most)
         thread = StoreThread(SqliteDatabase(self._folder))
         running = Runner(settings, self.frontend, thread)  # type: ignore[arg-type]
         task = asyncio.create_task(running.run())
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline and not task.done(), "it did not come about in time"
             await asyncio.sleep(0.005)
@@ -74,6 +74,11 @@ class World:
 
     def until(self, condition: Callable[[], bool]) -> None:
         asyncio.run(self.run_until(condition))
+
+    def expire(self, batch: BatchRecord) -> None:
+        """Its window is over now."""
+        with self.database.transaction() as cursor:
+            cursor.execute("UPDATE batches SET expires_at = ? WHERE id = ?", (int(time.time()) - 1, batch.id))
 
     def batch(self, batch_id: str, tenant: str = "") -> BatchRecord:
         found = self.store.find(tenant, batch_id)
@@ -172,10 +177,11 @@ def test_a_model_that_is_not_there_is_waited_for_before_it_is_an_error(
         raise ApiError(404, "The model does not exist.", param="model", code="model_not_found")
 
     world = World(tmp_path, unknown, monkeypatch)
+    monkeypatch.setattr(ModelsSeen, "may_come", lambda *_: len(world.calls) < 3)
     batch = put_batch(world.store, put_file(world.store, lines("a", model="gone")))
     world.until(lambda: world.batch(batch.id).status == Status.COMPLETED)
     errors = world.results(world.batch(batch.id).error_file_id)
-    assert errors["a"]["response"]["status_code"] == 404 and len(world.calls) > 1
+    assert errors["a"]["response"]["status_code"] == 404 and len(world.calls) == 3
     assert world.batch(batch.id).model == "gone"
 
 
@@ -206,17 +212,21 @@ def test_a_batch_that_is_cancelled_or_expires_stops_and_keeps_what_it_has(
 
     world = World(tmp_path, forever, monkeypatch)
     file = put_file(world.store, lines("quick", "a", "b"))
-    cancelled, expired = put_batch(world.store, file), put_batch(world.store, file, expires_at=int(time.time()) + 2)
+    cancelled, expired = put_batch(world.store, file), put_batch(world.store, file)
 
-    async def cancel_and_wait() -> None:
-        def cancel_once() -> bool:
-            if world.batch(cancelled.id).completed == 1 and world.batch(cancelled.id).status == Status.IN_PROGRESS:
-                world.store.cancel("", cancelled.id)
-            return all(world.batch(batch.id).finalizing_at for batch in (cancelled, expired))
+    def end_both() -> bool:
+        """Each once its first line is done."""
+        if is_half_done(cancelled):
+            world.store.cancel("", cancelled.id)
+        if is_half_done(expired):
+            world.expire(expired)
+        return all(world.batch(batch.id).finalizing_at for batch in (cancelled, expired))
 
-        await world.run_until(cancel_once)
+    def is_half_done(batch: BatchRecord) -> bool:
+        found = world.batch(batch.id)
+        return found.completed == 1 and found.status == Status.IN_PROGRESS
 
-    asyncio.run(cancel_and_wait())
+    world.until(end_both)
     assert world.batch(cancelled.id).status == Status.CANCELLED
     assert set(world.results(world.batch(cancelled.id).output_file_id)) == {"quick"}
     assert world.batch(cancelled.id).error_file_id is None
