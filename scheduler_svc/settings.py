@@ -89,6 +89,7 @@ class SchedulerSettings(ServiceSettings):
     batch_dir: Path | None = Field(None, description="folder of files and batches; none: they are off")
     batch_database: str | None = Field(None, description="postgresql://… instead, for files and batches")
     batch_max_file_mb: int = Field(200, ge=1, le=2048, description="largest file that may be uploaded")
+    batch_max_tenant_mb: int = Field(0, ge=0, description="uploaded files that a tenant may store; 0: any number")
     batch_max_in_flight: int = Field(16, ge=1, le=4096, description="sequences of batches that may run at a time")
     batch_model_wait_s: float = Field(600.0, ge=0, description="seconds that lines wait for a model that is not served")
     max_bodies_mb: int = Field(256, ge=1, description="request bodies that a frontend holds at a time, all together")

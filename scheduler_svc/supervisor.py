@@ -68,7 +68,7 @@ class Supervisor:
         if settings.serves_batches:
             limits = ["--batch-max-in-flight", str(settings.batch_max_in_flight)]
             limits += ["--batch-model-wait-s", str(settings.batch_model_wait_s)]
-            self._add_client("batch-runner", "scheduler_svc.batches", core_address, None, *limits)
+            self._add_client("batch-runner", "scheduler_svc.batch_runner", core_address, None, *limits)
 
     def add(self, name: str, listener: socket.socket | None, module: str, *flags: str) -> None:
         """One more child: `module` as a program, with these flags, `--fd` of the listener, and those of the log."""
@@ -88,6 +88,7 @@ class Supervisor:
             *("--grace-s", str(settings.grace_s)),
             *("--max-body-mb", str(settings.max_body_mb), "--max-bodies-mb", str(settings.max_bodies_mb)),
             *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
+            *("--batch-max-tenant-mb", str(settings.batch_max_tenant_mb)),
             "--open-metrics" if settings.open_metrics else "--no-open-metrics",
         ]
         if settings.batch_dir is not None:

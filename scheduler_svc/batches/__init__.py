@@ -1,1 +1,1 @@
-"""OpenAI's Files and Batches: kept in a database, run at the lowest class by a process of their own. docs/batches.md"""
+"""Files and batches as they are kept, in SQLite or PostgreSQL: no HTTP here, and no running. docs/batches.md"""

@@ -50,14 +50,14 @@ class Files:
 
     # --- upload ---
 
-    def begin(self, file: FileRecord) -> None:
-        """An upload of about `file.bytes` has begun; nobody sees it before `complete`."""
-        self._database.check_room(file.bytes)
+    def begin(self, file: FileRecord, announced: int = 0) -> None:
+        """An upload of about so many bytes has begun; nobody sees it before `complete`."""
+        self._database.check_room(announced)
         with self._database.transaction() as cursor:
             insert_file(cursor, file)
 
     def append(self, file_id: str, first: int, data: bytes) -> None:
-        """Add content: whole chunks, or the rest. `first`: number of the first chunk."""
+        """Add content: whole chunks, or the rest. `first`: number of the first chunk. It counts in `stored_bytes`."""
         rows = [
             (file_id, first + i, data[place : place + CHUNK_BYTES])
             for i, place in enumerate(range(0, len(data), CHUNK_BYTES))
@@ -65,6 +65,7 @@ class Files:
         self._database.check_room(len(data))
         with self._database.transaction() as cursor:
             cursor.executemany("INSERT INTO chunks (file_id, number, data) VALUES (?, ?, ?)", rows)
+            cursor.execute("UPDATE files SET bytes = ? WHERE id = ?", (first * CHUNK_BYTES + len(data), file_id))
 
     def complete(self, file: FileRecord) -> None:
         """All content is there: from now on the file is seen."""
@@ -80,6 +81,12 @@ class Files:
             _delete(cursor, "id = ? AND is_complete = 0", (file_id,))
 
     # --- questions ---
+
+    def stored_bytes(self, tenant: str) -> int:
+        """Of all files that a tenant has uploaded, and of what has come of those under way."""
+        with self._database.transaction(write=False) as cursor:
+            cursor.execute("SELECT SUM(bytes) FROM files WHERE tenant = ? AND batch_id IS NULL", (tenant,))
+            return int(cursor.fetchone()[0] or 0)
 
     def find(self, tenant: str, file_id: str) -> FileRecord | None:
         with self._database.transaction(write=False) as cursor:
@@ -138,7 +145,7 @@ class Files:
         with self._database.transaction(write=False) as cursor:
             cursor.execute(
                 "SELECT number, result FROM lines WHERE batch_id = ? AND outcome = ? AND number > ?"
-                " AND result IS NOT NULL ORDER BY number LIMIT ?",
+                " ORDER BY number LIMIT ?",
                 (batch_id, outcome, after, RESULTS),
             )
             return [(number, bytes(result)) for number, result in cursor.fetchall()]
@@ -175,6 +182,7 @@ def _delete(cursor: Cursor, condition: str, values: tuple[object, ...]) -> int:
     for file_id, batch_id, outcome in rows:
         cursor.execute("DELETE FROM chunks WHERE file_id = ?", (file_id,))
         if batch_id is not None:
-            cursor.execute("UPDATE lines SET result = NULL WHERE batch_id = ? AND outcome = ?", (batch_id, outcome))
+            # Only a batch that has ended has such a file; what it counts stands in its own row.
+            cursor.execute("DELETE FROM lines WHERE batch_id = ? AND outcome = ?", (batch_id, outcome))
         cursor.execute("DELETE FROM files WHERE id = ?", (file_id,))
     return len(rows)

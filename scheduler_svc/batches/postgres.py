@@ -31,12 +31,13 @@ class PostgresDatabase:
             self._url, connect_timeout=CONNECT_S, tcp_user_timeout=LOST_MS, application_name="gilir"
         )
         try:
-            with connection.transaction(), connection.cursor() as cursor:
-                # Two processes that create the same table at a time disturb each other.
-                cursor.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
-                for statement in statements("BYTEA", ' COLLATE "C"'):
-                    cursor.execute(statement)
             connection.autocommit = True
+            # Two processes that create the same table at a time disturb each other. Each statement is a transaction:
+            # one that held several tables' locks could wait for a writer that waits for it.
+            connection.execute("SELECT pg_advisory_lock(%s)", (SCHEMA_LOCK,))
+            for statement in statements("BYTEA", ' COLLATE "C"'):
+                connection.execute(statement)
+            connection.execute("SELECT pg_advisory_unlock(%s)", (SCHEMA_LOCK,))
             if self._is_runner and not self._try_lock(connection):
                 raise StorageError("another runner has taken the batches over")
         except BaseException:

@@ -90,7 +90,10 @@ class Store:
         return batch
 
     def count_lines(self) -> dict[str, int]:
-        """Lines of all batches by state: `waiting` in live ones, `completed` and `failed` in all."""
+        """Lines of all batches by state: `waiting` in live ones, `completed` and `failed` in all.
+
+        By what the batches count, so that lines count on when the rows of their results have gone with a file.
+        """
         with self._database.transaction(write=False) as cursor:
             cursor.execute(
                 "SELECT COALESCE(SUM(CASE WHEN status IN (?, ?, ?) THEN total - completed - failed ELSE 0 END), 0),"
@@ -107,6 +110,18 @@ class Store:
         with self._database.transaction(write=False) as cursor:
             cursor.execute(f"SELECT {BATCH_COLUMNS} FROM batches WHERE status IN (?, ?, ?) ORDER BY id", LIVE)
             return [BatchRecord(*row) for row in cursor.fetchall()]
+
+    def sweep(self, now: float) -> None:
+        """Delete files that are over, and lines that wait although their batch has ended: such as older versions left
+        when an output file was deleted.
+        """
+        self.files.sweep(now)
+        with self._database.transaction() as cursor:
+            cursor.execute(
+                "DELETE FROM lines WHERE result IS NULL"
+                " AND batch_id NOT IN (SELECT id FROM batches WHERE status IN (?, ?, ?))",
+                LIVE,
+            )
 
     def forget_lines(self, batch_id: str) -> bool:
         """Before its input is read, once more after a crash. False when it has been read: nothing is forgotten."""

@@ -11,10 +11,10 @@ import structlog
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scheduler_svc.batches import file_routes, routes
-from scheduler_svc.batches.access import StoreThread, open_thread
+from scheduler_svc.batches.store_thread import StoreThread, open_thread
 from scheduler_svc.frontend import accounts, chat, completions, health, tokenization
 from scheduler_svc.frontend.auth import KeyCheck
+from scheduler_svc.frontend.batching import files, routes
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.openapi import route as openapi
 from scheduler_svc.frontend.serving import REQUEST_ID
@@ -55,7 +55,7 @@ def create_app(settings: FrontendSettings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.frontend = frontend
-    for module in (completions, chat, tokenization, accounts, file_routes, routes, health, openapi):
+    for module in (completions, chat, tokenization, accounts, files, routes, health, openapi):
         app.include_router(module.router)
     answer_errors(app)
     app.add_middleware(KeyCheck, ring=frontend.keys, open_metrics=settings.open_metrics)

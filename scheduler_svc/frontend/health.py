@@ -12,8 +12,8 @@ from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scheduler_svc.batches.access import line_gauges
 from scheduler_svc.frontend.auth import key_of
+from scheduler_svc.frontend.batching.access import line_gauges
 from scheduler_svc.frontend.exposition import registry_of
 from scheduler_svc.frontend.frontend import frontend_of
 

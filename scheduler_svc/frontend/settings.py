@@ -44,6 +44,7 @@ class FrontendSettings(ServiceSettings):
     batch_dir: Path | None = Field(None, description="folder of files and batches; none: they are off")
     batch_database: str | None = Field(None, description="postgresql://… instead, for files and batches")
     batch_max_file_mb: int = Field(200, ge=1, le=2048, description="largest file that may be uploaded")
+    batch_max_tenant_mb: int = Field(0, ge=0, description="uploaded files that a tenant may store; 0: any number")
 
     @property
     def binds(self) -> bool:

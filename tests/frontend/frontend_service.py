@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,20 +63,24 @@ def run_service(
     kv_capacity: int = 100_000,
     key: str = "",
     environment: dict[str, str] | None = None,
+    log: Path | None = None,
 ) -> Iterator[Service]:
-    """Start both. The process is killed if the test did not end it. `key`: the API key that the client sends."""
+    """Start both. The process is killed if the test did not end it. `key`: the API key that the client sends. `log`: a
+    file that takes the log of the frontend.
+    """
     made = {BYTE_LEVEL: byte_level(), BYTE_FALLBACK: byte_fallback()}
     if models is None:
         models = [card(BYTE_LEVEL, made[BYTE_LEVEL], CHATML), card(BYTE_FALLBACK, made[BYTE_FALLBACK], LLAMA_CHAT)]
     address = f"ipc://{folder}/{uuid.uuid4().hex[:8]}"
     core = FakeCore(address, models, kv_capacity)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "scheduler_svc.frontend", "--core", address, "--port", "0", *flags],
-        stdout=subprocess.PIPE,
-        stderr=None,
-        text=True,
-        env={**os.environ, **(environment or {})},
-    )
+    with nullcontext() if log is None else log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "scheduler_svc.frontend", "--core", address, "--port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
     try:
         assert process.stdout is not None
         url = process.stdout.readline().removeprefix("listening: ").strip()

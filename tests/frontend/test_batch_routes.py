@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from frontend_service import Service, error_of, run_service
+from frontend_service import Service, error_of, run_service, wait_until
+
+from scheduler_svc.batches.database import SqliteDatabase
+from scheduler_svc.batches.files import CHUNK_BYTES
+from scheduler_svc.batches.store import Store
+from tests.batches.stored import put_file
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = tmp_path_factory.mktemp("batches")
-    flags = ("--batch-dir", str(folder / "data"), "--batch-max-file-mb", "1", "--stalled-client-s", "1")
-    with run_service(folder, *flags) as service:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("batches")
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[httpx.Client]:
+    flags = ("--batch-dir", str(folder / "data"), "--batch-max-file-mb", "1", "--batch-max-tenant-mb", "2")
+    with run_service(folder, *flags, "--stalled-client-s", "1", log=folder / "log") as service:
         yield service.client
 
 
@@ -74,6 +84,53 @@ def test_an_upload_that_stalls_or_breaks_off_leaves_nothing(client: httpx.Client
                 answer += connection.recv(1000)
             assert answer.startswith(f"HTTP/1.1 {status}".encode()) and (status != 408 or b"client_timeout" in answer)
     assert client.get("/v1/files").json()["data"] == []
+
+
+def test_a_tenant_stores_no_more_than_it_may(client: httpx.Client) -> None:
+    def upload(size: int, tenant: str = "full") -> httpx.Response:
+        files, headers = {"file": ("x", b"x" * size)}, {"X-Tenant": tenant}
+        return client.post("/v1/files", files=files, data={"purpose": "batch"}, headers=headers)
+
+    def refused(answer: httpx.Response) -> bool:
+        error = error_of(answer, 413)
+        return (error["param"], error["code"]) == ("file", "storage_quota_exceeded")
+
+    whole = 1 << 20
+    stored = [upload(whole).json()["id"], upload(whole).json()["id"]]
+    assert refused(upload(whole)) and refused(upload(1))
+    form = client.build_request("POST", "/v1/files", files={"file": ("x", b"x")}, data={"purpose": "batch"})
+    head, body = {"X-Tenant": "full", "content-type": form.headers["content-type"]}, form.read()
+    assert refused(client.post("/v1/files", content=iter([body]), headers=head)), "in chunks, of no known length"
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
+        connection.sendall(
+            f"POST /v1/files HTTP/1.1\r\nHost: x\r\nX-Tenant: full\r\nContent-Length: {whole}\r\n"
+            "Content-Type: multipart/form-data; boundary=b\r\n\r\n".encode()
+        )
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413"), "before any of it is sent"
+    listed = client.get("/v1/files", headers={"X-Tenant": "full"}).json()["data"]
+    assert sorted(file["id"] for file in listed) == sorted(stored)
+    assert upload(whole, "other").status_code == 200
+    assert client.delete(f"/v1/files/{stored[0]}", headers={"X-Tenant": "full"}).status_code == 200
+    assert upload(whole).status_code == 200 and refused(upload(1))
+
+
+def test_a_download_whose_file_is_deleted_meanwhile_breaks_off_and_is_one_line_in_the_log(
+    client: httpx.Client, folder: Path
+) -> None:
+    database = SqliteDatabase(folder / "data")
+    store, content = Store(database), b"x" * (3 * CHUNK_BYTES)
+    half = put_file(store, content)
+    results = put_file(store, content, batch_id="batch_1", outcome="completed")  # of lines that have gone
+    with database.transaction() as cursor:
+        cursor.execute("DELETE FROM chunks WHERE file_id = ? AND number > 0", (half.id,))
+    database.close()
+    for file in (half, results):
+        with pytest.raises(httpx.TransportError):
+            client.get(f"/v1/files/{file.id}/content")
+    # The log has each request's own line after what it has to say of it.
+    wait_until(lambda: (folder / "log").read_text().count("/v1/files/{file_id}/content") == 2)
+    log = (folder / "log").read_text()
+    assert log.count("a download breaks off") == 2 and "Traceback" not in log and "[error" not in log
 
 
 def test_batches_are_off_unless_there_is_a_place_for_them(service: Service) -> None:

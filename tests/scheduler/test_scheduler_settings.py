@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.__main__ import main
-from scheduler_svc.batches.settings import RunnerSettings
+from scheduler_svc.batch_runner.settings import RunnerSettings
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.settings import SchedulerSettings
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler_svc.batches import routes, upload
 from scheduler_svc.batches.input import ENDPOINTS
 from scheduler_svc.batches.records import Status
+from scheduler_svc.frontend.batching import routes, upload
 from scheduler_svc.frontend.openapi.schemas import (
     COUNT,
     STRING,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from scheduler_svc.batches import file_routes, routes
+from scheduler_svc.frontend.batching import files, routes
 from scheduler_svc.frontend.openapi.schemas import STRING, Schema, choice, constant, record, ref, whole
 from scheduler_svc.frontend.scheduling import MAX_TIMEOUT_S, TENANT_HEADER, TENANT_PATTERN, TIMEOUT_HEADER
 
@@ -16,7 +16,7 @@ ERRORS = {
     401: "No valid API key was given.",
     404: "There is no such thing, or none that this client may see.",
     408: "The body stopped coming.",
-    413: "The body is larger than it may be.",
+    413: "The body is larger than it may be, or with an upload a tenant's files together are.",
     429: "The queue is full, or a limit of the API key is reached.",
     500: "It failed on the executors, or in the service.",
     503: "It cannot be served now: no executor serves the model, the service is stopping, or it is overloaded.",
@@ -37,7 +37,7 @@ def parameters() -> dict[str, Any]:
     """The components, by name."""
     seconds: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S}
     tenant: Schema = {"type": "string", "pattern": whole(TENANT_PATTERN)}
-    after: Schema = {"type": "string", "pattern": whole(f"(?:{file_routes.ID_PATTERN})?")}
+    after: Schema = {"type": "string", "pattern": whole(f"(?:{files.ID_PATTERN})?")}
     model_note = "The model's name, slashes and all."
     return {
         "RequestId": parameter(
@@ -161,9 +161,9 @@ def _file_paths() -> dict[str, dict[str, Operation]]:
     def operation(name: str, summary: str, good: dict[str, Any], *uses: str | dict[str, Any]) -> Operation:
         return _operation(name, "batches", summary, good, STORED, uses=("Tenant", *uses))
 
-    order = parameter("order", "query", {**choice(file_routes.ORDERS), "default": "desc"}, "By time of creation.")
+    order = parameter("order", "query", {**choice(files.ORDERS), "default": "desc"}, "By time of creation.")
     purpose = parameter("purpose", "query", STRING, "Only files of this purpose.")
-    page = ("After", _limit(file_routes.MAX_FILES, file_routes.MAX_FILES), order, purpose)
+    page = ("After", _limit(files.MAX_FILES, files.MAX_FILES), order, purpose)
     form = {"multipart/form-data": {"schema": ref("UploadFile")}}
     errors = (400, 404, 408, 413, 500, 503)
     content = {"application/octet-stream": {"schema": {"type": "string", "contentMediaType": "application/jsonl"}}}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.batches.answering import answer_request
+from scheduler_svc.batch_runner.answering import answer_request
 from scheduler_svc.batches.records import BatchRecord
 from scheduler_svc.http.errors import ApiError
 from scheduler_svc.http.fields import Fields

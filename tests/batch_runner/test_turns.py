@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from common.wire import Stats
-from scheduler_svc.batches.idle_seats import IdleSeats
-from scheduler_svc.batches.live_batch import MAX_BACKOFF_S, MIN_BACKOFF_S, LiveBatch
-from scheduler_svc.batches.models_seen import ModelsSeen
+from scheduler_svc.batch_runner.idle_seats import IdleSeats
+from scheduler_svc.batch_runner.live_batch import MAX_BACKOFF_S, MIN_BACKOFF_S, LiveBatch
+from scheduler_svc.batch_runner.models_seen import ModelsSeen
+from scheduler_svc.batch_runner.rota import Rota
 from scheduler_svc.batches.records import BatchRecord, Line, Status
-from scheduler_svc.batches.rota import Rota
 
 RECORD = BatchRecord("b", "", Status.IN_PROGRESS.value, "/v1/completions", "f", "24h", *[None] * 6, 0, 1)  # type: ignore[arg-type]
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import structlog
 
-from scheduler_svc.batches.access import StoreThread
-from scheduler_svc.batches.answering import answer_request
-from scheduler_svc.batches.checking import check_input
+from scheduler_svc.batch_runner.answering import answer_request
+from scheduler_svc.batch_runner.checking import check_input
+from scheduler_svc.batch_runner.idle_seats import IdleSeats
+from scheduler_svc.batch_runner.live_batch import PAGE, LiveBatch
+from scheduler_svc.batch_runner.models_seen import ModelsSeen
+from scheduler_svc.batch_runner.rota import Rota
+from scheduler_svc.batch_runner.settings import RunnerSettings
 from scheduler_svc.batches.database import StorageError
-from scheduler_svc.batches.idle_seats import IdleSeats
 from scheduler_svc.batches.input import read_line
-from scheduler_svc.batches.live_batch import PAGE, LiveBatch
-from scheduler_svc.batches.models_seen import ModelsSeen
 from scheduler_svc.batches.records import BatchRecord, Line, Outcome, Result, Status, answered
-from scheduler_svc.batches.rota import Rota
-from scheduler_svc.batches.settings import RunnerSettings
 from scheduler_svc.batches.store import Store
+from scheduler_svc.batches.store_thread import StoreThread
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.http.body import parse_fields
 from scheduler_svc.http.errors import ApiError, internal, unavailable
@@ -116,7 +116,7 @@ class Runner:
         """See which batches there are, and do what their states ask for."""
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + SWEEP_S
-            await self._thread.run(lambda store: store.files.sweep(time.time()))
+            await self._thread.run(Store.sweep, time.time())
         records = {record.id: record for record in await self._thread.run(Store.live)}
         for batch_id in self._batches.keys() - records.keys():
             await self._batches.pop(batch_id).stop()

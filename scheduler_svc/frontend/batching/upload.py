@@ -12,9 +12,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from scheduler_svc.batches.access import ask, tenant_of
 from scheduler_svc.batches.files import CHUNK_BYTES
 from scheduler_svc.batches.records import FileRecord, new_id
+from scheduler_svc.frontend.batching.access import ask, tenant_of
 from scheduler_svc.frontend.frontend import frontend_of
 from scheduler_svc.http.body import body_parts
 from scheduler_svc.http.errors import ApiError, invalid
@@ -144,9 +144,10 @@ async def receive_file(request: Request, max_bytes: int) -> FileRecord:
     size = int(announced) if announced.isdecimal() else 0
     if size > max_bytes + MAX_FORM_BYTES:
         raise file_too_large(max_bytes)
+    await _check_quota(request, max(0, size - MAX_FORM_BYTES))
     now = int(time.time())
-    file = FileRecord(new_id("file-"), tenant_of(request), "", PURPOSE, size, now, is_complete=0)
-    await ask(request, lambda store: store.files.begin(file))
+    file = FileRecord(new_id("file-"), tenant_of(request), "", PURPOSE, 0, now, is_complete=0)
+    await ask(request, lambda store: store.files.begin(file, size))
     try:
         await _receive(request, form, file.id)
         file = replace(_checked(form, file), is_complete=1)
@@ -155,6 +156,20 @@ async def receive_file(request: Request, max_bytes: int) -> FileRecord:
         await ask(request, lambda store: store.files.abandon(file.id))
         raise
     return file
+
+
+async def _check_quota(request: Request, coming: int = 0) -> None:
+    """Raise `ApiError` 413 when a tenant's uploads are more than it may store, with so many bytes that are to come.
+
+    What has come is committed before: so of two uploads at a time, at whatever frontends, the later one sees both.
+    """
+    quota = frontend_of(request).settings.batch_max_tenant_mb << 20
+    if not quota:
+        return
+    tenant = tenant_of(request)
+    if await ask(request, lambda store: store.files.stored_bytes(tenant)) + coming > quota:
+        text = f"file: with it there would be more than the {quota} bytes of files that a tenant may store"
+        raise ApiError(413, text, param="file", code="storage_quota_exceeded")
 
 
 async def _receive(request: Request, form: UploadForm, file_id: str) -> None:
@@ -166,6 +181,7 @@ async def _receive(request: Request, form: UploadForm, file_id: str) -> None:
             first = number
             number += -(-len(data) // CHUNK_BYTES)
             await ask(request, lambda store: store.files.append(file_id, first, data))
+            await _check_quota(request)
 
     frontend = frontend_of(request)
     parts = body_parts(request, frontend.settings.stalled_client_s)

@@ -10,7 +10,7 @@ from scheduler_svc.frontend.settings import FrontendSettings
 
 
 class RunnerSettings(FrontendSettings):
-    """Flags of `python -m scheduler_svc.batches`: it is a client of the core as the frontends are."""
+    """Flags of `python -m scheduler_svc.batch_runner`: it is a client of the core as the frontends are."""
 
     table: ClassVar[str] = "frontend"
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from scheduler_svc.batches.access import admit_change, ask, tenant_of
-from scheduler_svc.batches.files import CHUNK_BYTES, FileInUse, Page
-from scheduler_svc.batches.records import FileRecord, Outcome
-from scheduler_svc.batches.store import Store
-from scheduler_svc.batches.upload import receive_file
+from scheduler_svc.batches.files import FileInUse, Page
+from scheduler_svc.batches.records import FileRecord
+from scheduler_svc.frontend.batching.access import admit_change, ask, tenant_of
+from scheduler_svc.frontend.batching.download import Download
+from scheduler_svc.frontend.batching.upload import receive_file
 from scheduler_svc.frontend.frontend import frontend_of
 from scheduler_svc.http.errors import ApiError, invalid
 
@@ -68,38 +67,7 @@ async def delete_file(request: Request, file_id: str) -> Response:
 
 @router.get("/v1/files/{file_id}/content")
 async def read_file(request: Request, file_id: str) -> Response:
-    file = await find_file(request, file_id)
-    content = _results(request, file) if file.batch_id is not None else _chunks(request, file)
-    headers = {"content-length": str(file.bytes), "content-disposition": f'attachment; filename="{_ascii(file)}"'}
-    return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
-
-
-async def _chunks(request: Request, file: FileRecord) -> AsyncIterator[bytes]:
-    for place in range(0, file.bytes, CHUNK_BYTES):
-        yield await ask(request, _read_chunk, file.id, place)
-
-
-def _read_chunk(store: Store, file_id: str, place: int) -> bytes:
-    return store.files.read(file_id, place, CHUNK_BYTES)
-
-
-async def _results(request: Request, file: FileRecord) -> AsyncIterator[bytes]:
-    assert file.batch_id is not None and file.outcome is not None
-    batch_id, outcome, last = file.batch_id, Outcome(file.outcome), -1
-    while True:
-        rows = await ask(request, _next_results, batch_id, outcome, last)
-        if not rows:
-            return
-        last = rows[-1][0]
-        yield b"".join(result + b"\n" for _, result in rows)
-
-
-def _next_results(store: Store, batch_id: str, outcome: Outcome, after: int) -> list[tuple[int, bytes]]:
-    return store.files.results(batch_id, outcome, after)
-
-
-def _ascii(file: FileRecord) -> str:
-    return re.sub(r"[^\w.-]", "_", file.filename, flags=re.ASCII)
+    return Download(await find_file(request, file_id))
 
 
 # --- shared with the batches' routes ---

@@ -6,10 +6,10 @@ from itertools import islice
 
 import structlog
 
-from scheduler_svc.batches.access import StoreThread
 from scheduler_svc.batches.input import InputFile
 from scheduler_svc.batches.records import BatchRecord
 from scheduler_svc.batches.store import Store
+from scheduler_svc.batches.store_thread import StoreThread
 
 log = structlog.get_logger()
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.batches import upload
-from scheduler_svc.batches.upload import MAX_FORM_BYTES, WRITE_BYTES, UploadForm, clean_filename, read_expiry
+from scheduler_svc.frontend.batching import upload
+from scheduler_svc.frontend.batching.upload import MAX_FORM_BYTES, WRITE_BYTES, UploadForm, clean_filename, read_expiry
 from scheduler_svc.http.body_budget import BodyBudget
 from scheduler_svc.http.errors import ApiError
 
@@ -98,7 +98,7 @@ def test_expiry_is_within_the_bounds() -> None:
 def test_what_waits_to_be_written_counts_among_the_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Piece by piece: a file may be larger than all bodies together."""
     budget, held = BodyBudget(3 * WRITE_BYTES // 2), []
-    frontend = SimpleNamespace(bodies=budget, settings=SimpleNamespace(stalled_client_s=5.0))
+    frontend = SimpleNamespace(bodies=budget, settings=SimpleNamespace(stalled_client_s=5.0, batch_max_tenant_mb=0))
     body = form((FILE, b"x" * (4 * WRITE_BYTES)))
 
     def request() -> Any:

@@ -10,13 +10,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scheduler_svc.batches.access import admit_change, ask, tenant_of
-from scheduler_svc.batches.file_routes import answer, checked_id, find_file, listing, read_page
 from scheduler_svc.batches.input import ENDPOINTS
 from scheduler_svc.batches.records import BatchRecord, Status, new_id
 from scheduler_svc.batches.store import CannotCancel, Store
-from scheduler_svc.batches.upload import PURPOSE, read_expiry
 from scheduler_svc.frontend.auth import key_of
+from scheduler_svc.frontend.batching.access import admit_change, ask, tenant_of
+from scheduler_svc.frontend.batching.files import answer, checked_id, find_file, listing, read_page
+from scheduler_svc.frontend.batching.upload import PURPOSE, read_expiry
 from scheduler_svc.frontend.frontend import frontend_of
 from scheduler_svc.http.body import parse_fields, read_body
 from scheduler_svc.http.errors import ApiError, invalid

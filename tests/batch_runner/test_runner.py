@@ -14,26 +14,27 @@ from typing import Any
 import pytest
 
 from common.wire import Stats
-from scheduler_svc.batches import live_batch, runner
-from scheduler_svc.batches.access import StoreThread
+from scheduler_svc.batch_runner import live_batch, runner
+from scheduler_svc.batch_runner.models_seen import ModelsSeen
+from scheduler_svc.batch_runner.runner import Runner
+from scheduler_svc.batch_runner.settings import RunnerSettings
 from scheduler_svc.batches.database import SqliteDatabase, StorageError
-from scheduler_svc.batches.records import BatchRecord, FileRecord, Status
-from scheduler_svc.batches.runner import Runner
-from scheduler_svc.batches.settings import RunnerSettings
+from scheduler_svc.batches.records import BatchRecord, Status
 from scheduler_svc.batches.store import Store
+from scheduler_svc.batches.store_thread import StoreThread
 from scheduler_svc.http.errors import ApiError, invalid, timed_out, unavailable
 from scheduler_svc.http.fields import Fields
+from tests.batches.stored import put_batch, put_file
 
 Answer = Callable[[str], Awaitable[dict[str, Any]]]
-Put = Callable[..., FileRecord]
-Begin = Callable[..., BatchRecord]
 
 
 class World:
     """A runner, its database, and a core that has eight seats."""
 
     def __init__(self, folder: Path, answer: Answer, monkeypatch: pytest.MonkeyPatch, most: int = 4) -> None:
-        self.store = Store(SqliteDatabase(folder))
+        self.database = SqliteDatabase(folder)
+        self.store = Store(self.database)
         self.calls: list[str] = []
         self.in_flight, self.most_in_flight = 0, 0
         self.frontend = SimpleNamespace(stopping=False, models=[SimpleNamespace(name="m")], link=SimpleNamespace())
@@ -59,13 +60,11 @@ class World:
 
     async def run_until(self, condition: Callable[[], bool]) -> None:
         """A runner's whole life: from its start until the condition holds, then it is stopped."""
-        settings = RunnerSettings(
-            core="ipc://none", batch_dir=self._folder, batch_max_in_flight=self._most, batch_model_wait_s=0.2
-        )
+        settings = RunnerSettings(core="ipc://none", batch_dir=self._folder, batch_max_in_flight=self._most)
         thread = StoreThread(SqliteDatabase(self._folder))
         running = Runner(settings, self.frontend, thread)  # type: ignore[arg-type]
         task = asyncio.create_task(running.run())
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline and not task.done(), "it did not come about in time"
             await asyncio.sleep(0.005)
@@ -75,6 +74,11 @@ class World:
 
     def until(self, condition: Callable[[], bool]) -> None:
         asyncio.run(self.run_until(condition))
+
+    def expire(self, batch: BatchRecord) -> None:
+        """Its window is over now."""
+        with self.database.transaction() as cursor:
+            cursor.execute("UPDATE batches SET expires_at = ? WHERE id = ?", (int(time.time()) - 1, batch.id))
 
     def batch(self, batch_id: str, tenant: str = "") -> BatchRecord:
         found = self.store.find(tenant, batch_id)
@@ -112,7 +116,7 @@ async def at_once(prompt: str) -> dict[str, Any]:
 
 
 def test_every_line_is_answered_once_and_no_more_at_a_time_than_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def slowly(prompt: str) -> dict[str, Any]:
         await asyncio.sleep(0.002)
@@ -120,7 +124,7 @@ def test_every_line_is_answered_once_and_no_more_at_a_time_than_allowed(
 
     world = World(tmp_path, slowly, monkeypatch)
     prompts = [f"p{i}" for i in range(150)]
-    batch = begin(world.store, put(world.store, lines(*prompts)))
+    batch = put_batch(world.store, put_file(world.store, lines(*prompts)))
     world.until(lambda: world.batch(batch.id).status == Status.COMPLETED)
     found = world.batch(batch.id)
     assert found.describe()["request_counts"] == {"total": 150, "completed": 150, "failed": 0}
@@ -133,7 +137,7 @@ def test_every_line_is_answered_once_and_no_more_at_a_time_than_allowed(
 
 
 def test_what_cannot_be_served_now_is_tried_again_and_what_never_can_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: Counter[str] = Counter()
 
@@ -153,7 +157,7 @@ def test_what_cannot_be_served_now_is_tried_again_and_what_never_can_is_an_error
 
     world = World(tmp_path, moody, monkeypatch)
     content = lines("busy", "away", "late", "wrong", "broken", "fine") + b"\n{"
-    batch = begin(world.store, put(world.store, content))
+    batch = put_batch(world.store, put_file(world.store, content))
     world.until(lambda: world.batch(batch.id).status == Status.COMPLETED)
     found = world.batch(batch.id)
     assert set(world.results(found.output_file_id)) == {"busy", "away", "late", "fine"}
@@ -167,29 +171,28 @@ def test_what_cannot_be_served_now_is_tried_again_and_what_never_can_is_an_error
 
 
 def test_a_model_that_is_not_there_is_waited_for_before_it_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unknown(_prompt: str) -> dict[str, Any]:
         raise ApiError(404, "The model does not exist.", param="model", code="model_not_found")
 
     world = World(tmp_path, unknown, monkeypatch)
-    batch = begin(world.store, put(world.store, lines("a", model="gone")))
+    monkeypatch.setattr(ModelsSeen, "may_come", lambda *_: len(world.calls) < 3)
+    batch = put_batch(world.store, put_file(world.store, lines("a", model="gone")))
     world.until(lambda: world.batch(batch.id).status == Status.COMPLETED)
     errors = world.results(world.batch(batch.id).error_file_id)
-    assert errors["a"]["response"]["status_code"] == 404 and len(world.calls) > 1
+    assert errors["a"]["response"]["status_code"] == 404 and len(world.calls) == 3
     assert world.batch(batch.id).model == "gone"
 
 
-def test_a_runner_goes_on_where_the_last_one_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
-) -> None:
+def test_a_runner_goes_on_where_the_last_one_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slowly(prompt: str) -> dict[str, Any]:
         await asyncio.sleep(0.005)
         return text(prompt)
 
     world = World(tmp_path, slowly, monkeypatch)
     prompts = [f"p{i}" for i in range(40)]
-    batch = begin(world.store, put(world.store, lines(*prompts)))
+    batch = put_batch(world.store, put_file(world.store, lines(*prompts)))
     for share in (10, 20, 30):
         world.until(lambda share=share: world.batch(batch.id).completed >= share)  # type: ignore[misc]
         assert world.in_flight == 0
@@ -200,7 +203,7 @@ def test_a_runner_goes_on_where_the_last_one_was_stopped(
 
 
 def test_a_batch_that_is_cancelled_or_expires_stops_and_keeps_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def forever(prompt: str) -> dict[str, Any]:
         if prompt != "quick":
@@ -208,18 +211,22 @@ def test_a_batch_that_is_cancelled_or_expires_stops_and_keeps_what_it_has(
         return text(prompt)
 
     world = World(tmp_path, forever, monkeypatch)
-    file = put(world.store, lines("quick", "a", "b"))
-    cancelled, expired = begin(world.store, file), begin(world.store, file, expires_at=int(time.time()) + 2)
+    file = put_file(world.store, lines("quick", "a", "b"))
+    cancelled, expired = put_batch(world.store, file), put_batch(world.store, file)
 
-    async def cancel_and_wait() -> None:
-        def cancel_once() -> bool:
-            if world.batch(cancelled.id).completed == 1 and world.batch(cancelled.id).status == Status.IN_PROGRESS:
-                world.store.cancel("", cancelled.id)
-            return all(world.batch(batch.id).finalizing_at for batch in (cancelled, expired))
+    def end_both() -> bool:
+        """Each once its first line is done."""
+        if is_half_done(cancelled):
+            world.store.cancel("", cancelled.id)
+        if is_half_done(expired):
+            world.expire(expired)
+        return all(world.batch(batch.id).finalizing_at for batch in (cancelled, expired))
 
-        await world.run_until(cancel_once)
+    def is_half_done(batch: BatchRecord) -> bool:
+        found = world.batch(batch.id)
+        return found.completed == 1 and found.status == Status.IN_PROGRESS
 
-    asyncio.run(cancel_and_wait())
+    world.until(end_both)
     assert world.batch(cancelled.id).status == Status.CANCELLED
     assert set(world.results(world.batch(cancelled.id).output_file_id)) == {"quick"}
     assert world.batch(cancelled.id).error_file_id is None
@@ -229,13 +236,11 @@ def test_a_batch_that_is_cancelled_or_expires_stops_and_keeps_what_it_has(
     assert world.in_flight == 0
 
 
-def test_batches_that_are_over_before_they_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
-) -> None:
+def test_batches_that_are_over_before_they_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, at_once, monkeypatch)
-    unusable = begin(world.store, put(world.store, b"{\n}\n"))
-    late = begin(world.store, put(world.store, lines("a")), expires_at=int(time.time()) - 1)
-    cancelled = begin(world.store, put(world.store, lines("a")))
+    unusable = put_batch(world.store, put_file(world.store, b"{\n}\n"))
+    late = put_batch(world.store, put_file(world.store, lines("a")), expires_at=int(time.time()) - 1)
+    cancelled = put_batch(world.store, put_file(world.store, lines("a")))
     world.store.cancel("", cancelled.id)
     world.until(lambda: not world.store.live())
     assert world.batch(unusable.id).status == Status.FAILED
@@ -245,10 +250,10 @@ def test_batches_that_are_over_before_they_begin(
 
 
 def test_a_batch_whose_input_was_read_while_the_runner_looked_is_not_begun_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, at_once, monkeypatch)
-    batch = begin(world.store, put(world.store, lines(*"abcdefgh")))
+    batch = put_batch(world.store, put_file(world.store, lines(*"abcdefgh")))
     live, seen = Store.live, []
 
     def late(store: Store) -> list[BatchRecord]:
@@ -266,29 +271,27 @@ def test_a_batch_whose_input_was_read_while_the_runner_looked_is_not_begun_again
     assert list(world.results(world.batch(batch.id).output_file_id)) == list("abcdefgh")
 
 
-def test_tenants_share_the_seats_however_long_their_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
-) -> None:
+def test_tenants_share_the_seats_however_long_their_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slowly(prompt: str) -> dict[str, Any]:
         await asyncio.sleep(0.003)
         return text(prompt)
 
     world = World(tmp_path, slowly, monkeypatch)
-    long = begin(world.store, put(world.store, lines(*(f"long{i}" for i in range(60))), tenant="A"))
-    short = begin(world.store, put(world.store, lines(*(f"short{i}" for i in range(10))), tenant="B"))
+    long = put_batch(world.store, put_file(world.store, lines(*(f"long{i}" for i in range(60))), tenant="A"))
+    short = put_batch(world.store, put_file(world.store, lines(*(f"short{i}" for i in range(10))), tenant="B"))
     world.until(lambda: world.batch(short.id, "B").status == Status.COMPLETED)
     assert world.batch(long.id, "A").completed < 40
 
 
 def test_nothing_runs_while_others_need_the_seats_or_the_service_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def forever(_prompt: str) -> dict[str, Any]:
         await asyncio.sleep(3600)
         return {}
 
     world = World(tmp_path, forever, monkeypatch)
-    begin(world.store, put(world.store, lines(*"abcdefgh")))
+    put_batch(world.store, put_file(world.store, lines(*"abcdefgh")))
     link = world.frontend.link
     link.stats = Stats(True, False, {"gilir_seats": 8.0, "gilir_live_sequences": 6.0})
 
@@ -309,9 +312,7 @@ def test_nothing_runs_while_others_need_the_seats_or_the_service_stops(
     assert world.most_in_flight == 2 and len(world.calls) == 2
 
 
-def test_an_answer_outlives_a_database_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Put, begin: Begin
-) -> None:
+def test_an_answer_outlives_a_database_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, at_once, monkeypatch)
     real, refusals = Store.finish_line, iter(range(3))
 
@@ -321,6 +322,6 @@ def test_an_answer_outlives_a_database_that_cannot_be_written(
         return real(store, *arguments)
 
     monkeypatch.setattr(Store, "finish_line", full_disk)
-    batch = begin(world.store, put(world.store, lines("a")))
+    batch = put_batch(world.store, put_file(world.store, lines("a")))
     world.until(lambda: world.batch(batch.id).status == Status.COMPLETED)
     assert world.calls == ["a"] and world.batch(batch.id).completed == 1

@@ -1,4 +1,4 @@
-"""`python -m scheduler_svc.batches`: the process that runs batches. The scheduler starts it."""
+"""`python -m scheduler_svc.batch_runner`: the process that runs batches. The scheduler starts it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import signal
 import sys
 
 from common.logs import configure_logs
-from scheduler_svc.batches.access import StoreThread
+from scheduler_svc.batch_runner.runner import Runner
+from scheduler_svc.batch_runner.settings import RunnerSettings
 from scheduler_svc.batches.database import open_database
-from scheduler_svc.batches.runner import Runner
-from scheduler_svc.batches.settings import RunnerSettings
+from scheduler_svc.batches.store_thread import StoreThread
 from scheduler_svc.frontend.frontend import Frontend
 
 
 def main() -> int:
-    settings = RunnerSettings.from_command_line(prog="python -m scheduler_svc.batches")
+    settings = RunnerSettings.from_command_line(prog="python -m scheduler_svc.batch_runner")
     # The tokenizers' own thread pool gains nothing for single texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logs(settings.name, settings.log_format, settings.log_level)
