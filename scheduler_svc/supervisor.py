@@ -89,6 +89,7 @@ class Supervisor:
             *("--max-body-mb", str(settings.max_body_mb), "--max-bodies-mb", str(settings.max_bodies_mb)),
             *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
             "--open-metrics" if settings.open_metrics else "--no-open-metrics",
+            "--allow-no-api-keys" if settings.allow_no_api_keys else "--no-allow-no-api-keys",
         ]
         if settings.batch_dir is not None:
             limits += ["--batch-dir", str(settings.batch_dir)]

@@ -27,7 +27,7 @@ class FrontendSettings(ServiceSettings):
     api_keys: Path | None = Field(None, description="file of the API keys that clients need")
     api_key: SecretStr | None = Field(None, description="one API key that clients need")
     open_metrics: bool = Field(False, description="answer /metrics without an API key")
-    allow_no_api_keys: bool = Field(False, description="listen beyond loopback without API keys")
+    allow_no_api_keys: bool = Field(False, description="without API keys, answer whoever asks")
     max_streams_per_request: int = Field(
         512, ge=1, le=4096, description="most sequences (prompts times n) of a request"
     )

@@ -27,7 +27,7 @@ def connect(service: Service, path: str, receive_buffer: int = 0, **body: Any) -
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect((address.hostname, address.port))
     content = json.dumps({"model": BYTE_LEVEL, **body}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
 
@@ -66,7 +66,7 @@ def test_leaving_aborts_every_sequence(service: Service, kind: str, stream: bool
 def test_leaving_while_the_body_is_still_on_its_way(service: Service) -> None:
     address = urlsplit(service.url)
     connection = socket.create_connection((address.hostname, address.port))
-    connection.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"prompt"')
+    connection.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{"prompt"')
     connection.close()
     assert service.complete().status_code == 200
 
