@@ -39,7 +39,9 @@ class FrontendSettings(ServiceSettings):
     stalled_client_s: float = Field(
         60.0, gt=0, description="seconds that a client may take for the next bytes, either way, before it is dropped"
     )
-    tokenizer_threads: int = Field(2, ge=1, le=64, description="threads for long prompts and large chats")
+    tokenizer_threads: int = Field(
+        2, ge=1, le=64, description="threads for long prompts and large chats; one more for those that will hardly fit"
+    )
 
     batch_dir: Path | None = Field(None, description="folder of files and batches; none: they are off")
     batch_database: str | None = Field(None, description="postgresql://… instead, for files and batches")
