@@ -8,6 +8,7 @@ import signal
 import sys
 
 from common.logs import configure_logs
+from common.processes import raise_descriptor_limit
 from executor_svc.determinism import prepare_environment
 from executor_svc.settings import ExecutorSettings
 
@@ -20,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run until drained or stopped. Returns the exit status."""
     settings = ExecutorSettings.from_command_line(arguments, prog="python -m executor_svc")
     configure_logs("executor", settings.log_format, settings.log_level)
+    raise_descriptor_limit()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop_loading)
     prepare_environment()

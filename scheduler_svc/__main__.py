@@ -9,6 +9,7 @@ import structlog
 import zmq
 
 from common.logs import configure_logs
+from common.processes import raise_descriptor_limit
 from scheduler_svc.admin.key import AdminKey
 from scheduler_svc.batches.database import check_storage
 from scheduler_svc.keys import read_keys
@@ -22,6 +23,7 @@ log = structlog.get_logger()
 def main() -> int:
     settings = SchedulerSettings.from_command_line(prog="python -m scheduler_svc")
     configure_logs("scheduler", settings.log_format, settings.log_level)
+    raise_descriptor_limit()
     try:
         check_storage(settings.batch_dir, settings.batch_database)
         if settings.api_keys is not None:

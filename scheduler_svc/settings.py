@@ -28,7 +28,7 @@ class SchedulerSettings(ServiceSettings):
         None, description="one API key for all; rather in GILIR_API_KEY: other users of the machine see command lines"
     )
     open_metrics: bool = Field(False, description="answer /metrics without an API key")
-    allow_no_api_keys: bool = Field(False, description="serve beyond loopback without API keys")
+    allow_no_api_keys: bool = Field(False, description="without API keys, serve beyond loopback and whoever asks")
     executor_bind: str = Field("tcp://127.0.0.1:5570", description="ZeroMQ address that executors dial")
     curve_secret_key: Path | None = Field(None, description="file with this service's CURVE secret key (for tcp)")
     curve_client_keys: Path | None = Field(None, description="folder of the executors' public key files")

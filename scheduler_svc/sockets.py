@@ -13,6 +13,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from common.curve import warn_if_exposed
 from common.sockets import set_up
 from common.wire import MAX_MESSAGE_BYTES
+from scheduler_svc.executor_keys import ExecutorKeys
 from scheduler_svc.settings import SchedulerSettings
 
 HIGH_WATER_MARK = 100_000
@@ -69,12 +70,12 @@ def executor_socket(context: zmq.Context[zmq.Socket[bytes]], settings: Scheduler
 
 
 def authenticator(context: zmq.Context[zmq.Socket[bytes]], settings: SchedulerSettings) -> ThreadAuthenticator | None:
-    """Start checking executors' keys, where keys are in use."""
+    """Start checking executors' keys, where keys are in use: at each handshake, against the folder as it is then."""
     if settings.curve_client_keys is None:
         return None
     checker = ThreadAuthenticator(context)
+    checker.configure_curve_callback(domain="*", credentials_provider=ExecutorKeys(settings.curve_client_keys))
     checker.start()
-    checker.configure_curve(domain="*", location=str(settings.curve_client_keys))
     return checker
 
 

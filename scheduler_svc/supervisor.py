@@ -90,6 +90,7 @@ class Supervisor:
             *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
             *("--batch-max-tenant-mb", str(settings.batch_max_tenant_mb)),
             "--open-metrics" if settings.open_metrics else "--no-open-metrics",
+            "--allow-no-api-keys" if settings.allow_no_api_keys else "--no-allow-no-api-keys",
         ]
         if settings.batch_dir is not None:
             limits += ["--batch-dir", str(settings.batch_dir)]

@@ -6,6 +6,7 @@ import socket
 import sys
 
 from common.logs import configure_logs
+from common.processes import raise_descriptor_limit
 from scheduler_svc.admin.app import create_app
 from scheduler_svc.admin.key import AdminKey
 from scheduler_svc.admin.routes import STALLED_CLIENT_S
@@ -16,6 +17,7 @@ from scheduler_svc.http.server import Server
 def main() -> int:
     settings = AdminSettings.from_command_line(prog="python -m scheduler_svc.admin")
     configure_logs("admin", settings.log_format, settings.log_level)
+    raise_descriptor_limit()
     try:
         key = None if settings.key_file is None else AdminKey.read(settings.key_file)
     except (OSError, ValueError) as error:

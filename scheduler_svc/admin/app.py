@@ -10,12 +10,12 @@ from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from common.addresses import is_loopback
 from scheduler_svc.admin import routes
 from scheduler_svc.admin.key import AdminKey
 from scheduler_svc.admin.link import AdminLink
 from scheduler_svc.http.error_answers import answer_errors
 from scheduler_svc.http.errors import ApiError, internal
+from scheduler_svc.http.local_callers import check_local
 
 log = structlog.get_logger()
 
@@ -49,21 +49,15 @@ def create_app(core_address: str, key: AdminKey | None) -> FastAPI:
 
 
 async def check_caller(request: Request) -> None:
-    """Raise `ApiError` 401 without the key. Where there is none, 403 for what a browser was made to send: pages from
-    elsewhere can reach this machine's ports through it, but not without an `Origin` or a foreign `Host`."""
+    """Raise `ApiError` 401 without the key. Where there is none, 403 for what a browser may have been made to send."""
     key: AdminKey | None = request.app.state.key
     if key is not None:
         if not key.opens(request.headers.get("authorization", "")):
             headers = {"www-authenticate": "Bearer"}
             raise ApiError(401, "the admin key is missing or wrong", code="invalid_api_key", headers=headers)
-    elif "origin" in request.headers or not is_loopback(_host_name(request.headers.get("host", ""))):
+    else:
         text = "without an admin key only programs on this machine are served, by its loopback address"
-        raise ApiError(403, text, code="forbidden")
-
-
-def _host_name(header: str) -> str:
-    """The host in a `Host` header, without its port."""
-    return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+        check_local(request.scope["headers"], text, own_pages=False)
 
 
 async def _answer_fault(_request: Request, error: Exception) -> Response:

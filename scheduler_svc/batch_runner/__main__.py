@@ -8,6 +8,7 @@ import signal
 import sys
 
 from common.logs import configure_logs
+from common.processes import raise_descriptor_limit
 from scheduler_svc.batch_runner.runner import Runner
 from scheduler_svc.batch_runner.settings import RunnerSettings
 from scheduler_svc.batches.database import open_database
@@ -20,6 +21,7 @@ def main() -> int:
     # The tokenizers' own thread pool gains nothing for single texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logs(settings.name, settings.log_format, settings.log_level)
+    raise_descriptor_limit()
     asyncio.run(_run(settings))
     return 0
 

@@ -7,6 +7,7 @@ import socket
 import sys
 
 from common.logs import configure_logs
+from common.processes import raise_descriptor_limit
 from scheduler_svc.frontend.app import create_app
 from scheduler_svc.frontend.server import run
 from scheduler_svc.frontend.settings import FrontendSettings
@@ -17,6 +18,7 @@ def main() -> int:
     # The tokenizers' own thread pool gains nothing for single texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logs(settings.name, settings.log_format, settings.log_level)
+    raise_descriptor_limit()
     try:
         listener = _listener(settings)
     except OSError as error:

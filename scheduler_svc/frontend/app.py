@@ -58,7 +58,12 @@ def create_app(settings: FrontendSettings) -> FastAPI:
     for module in (completions, chat, tokenization, accounts, files, routes, health, openapi):
         app.include_router(module.router)
     answer_errors(app)
-    app.add_middleware(KeyCheck, ring=frontend.keys, open_metrics=settings.open_metrics)
+    app.add_middleware(
+        KeyCheck,
+        ring=frontend.keys,
+        open_metrics=settings.open_metrics,
+        allow_no_keys=settings.allow_no_api_keys,
+    )
     app.add_middleware(RequestFrame)  # the outermost: it logs what the other refuses, too
     return app
 

@@ -1,4 +1,4 @@
-"""Asks every request for its API key, before its body is read."""
+"""Asks every request for its API key, or where it comes from if there are no keys, before its body is read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler_svc.frontend.key_ring import KeyRing
 from scheduler_svc.http.errors import ApiError
+from scheduler_svc.http.local_callers import check_local
 from scheduler_svc.keys import ANYBODY, ApiKey
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 """Load balancers and supervisors ask here, and learn nothing else."""
 METRICS_PATH = "/metrics"
 CHALLENGE = 'Bearer realm="gilir"'
+ONLY_LOCAL = (
+    "No API keys are set, so only programs on this machine are served, and no web page of another origin: ask at "
+    "localhost, 127.0.0.1 or [::1], or start the service with --api-keys, --api-key or --allow-no-api-keys."
+)
 
 
 def open_paths(open_metrics: bool) -> frozenset[str]:
@@ -22,23 +27,35 @@ def open_paths(open_metrics: bool) -> frozenset[str]:
 
 
 class KeyCheck:
-    """Lets through who has a key, and notes whose it is in the request's scope. RFC 6750 tells the header."""
+    """Lets through who has a key, and notes whose it is in the request's scope. RFC 6750 tells the header.
 
-    def __init__(self, app: ASGIApp, ring: KeyRing, *, open_metrics: bool) -> None:
+    Where no key is asked for, it lets through whoever is on this machine.
+    """
+
+    def __init__(self, app: ASGIApp, ring: KeyRing, *, open_metrics: bool, allow_no_keys: bool) -> None:
+        """`allow_no_keys`: without keys, let everybody through."""
         self._app, self._ring = app, ring
         self._open = open_paths(open_metrics)
+        self._open_to_all = allow_no_keys and not ring.asked_for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._ring.asked_for and scope["path"] not in self._open:
+        if scope["type"] == "http" and not self._open_to_all and scope["path"] not in self._open:
             try:
-                key = self._authenticate(scope)
+                self._check(scope)
             except ApiError as error:
                 scope["gilir.log"] = {"code": error.code}
                 await error.response()(scope, receive, send)
                 return
-            scope["gilir.key"] = key
-            structlog.contextvars.bind_contextvars(api_key_id=key.id)
         await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        """Raise `ApiError` 401 or 403 for who may not ask."""
+        if not self._ring.asked_for:
+            check_local(scope["headers"], ONLY_LOCAL, own_pages=True)
+            return
+        key = self._authenticate(scope)
+        scope["gilir.key"] = key
+        structlog.contextvars.bind_contextvars(api_key_id=key.id)
 
     def _authenticate(self, scope: Scope) -> ApiKey:
         """Whose key the request has. Raises `ApiError` 401 when it has none, or none that is known."""

@@ -14,6 +14,7 @@ from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.key_ring import KeyRing
 from scheduler_svc.frontend.models import Models
 from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.frontend.text_threads import TextThreads
 from scheduler_svc.http.body_budget import BodyBudget
 from scheduler_svc.http.errors import unavailable
 
@@ -27,8 +28,9 @@ class Frontend:
 
     def __init__(self, settings: FrontendSettings) -> None:
         self.settings = settings
-        self.pool = ThreadPoolExecutor(settings.tokenizer_threads, "tokenizer")
-        self.models = Models(self.pool)
+        self.pool = TextThreads(settings.tokenizer_threads)
+        self.builder = ThreadPoolExecutor(1, "model-builder")
+        self.models = Models(self.builder)
         self.bodies = BodyBudget(settings.max_bodies_mb << 20)
         secret = settings.api_key
         self.keys = KeyRing(settings.api_keys, None if secret is None else secret.get_secret_value())
@@ -58,7 +60,8 @@ class Frontend:
     def close(self) -> None:
         self._sweeper.cancel()
         self.link.close()
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.pool.shutdown()
+        self.builder.shutdown(wait=False, cancel_futures=True)
 
     def _take_serving(self, serving: Serving) -> None:
         task = asyncio.get_running_loop().create_task(self._learn(serving))

@@ -23,7 +23,9 @@ MAX_SECRET = 512
 
 
 class KeyRing:
-    """`find` tells whose key it is. A file that cannot be read leaves the keys as they were, and is logged once."""
+    """`find` tells whose key it is. A file that cannot be read leaves the keys as they were and is tried again at each
+    look; each reason is logged once.
+    """
 
     def __init__(self, path: Path | None, operators: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         """`operators`: the one key without a file. No key is asked for where there is neither."""
@@ -32,7 +34,9 @@ class KeyRing:
         self._blinding = secrets.token_bytes(32)
         self._keys: dict[bytes, ApiKey] = {}
         self._seen: tuple[int, ...] | None = None
-        """What the file looked like when it was last read."""
+        """What the file looked like when it was last read well."""
+        self._failure = ""
+        """Why it could not be read at the last look; empty when it could."""
         self._next_check = -1.0
         self._unread = path is not None
         """The file has never been read well."""
@@ -89,13 +93,15 @@ class KeyRing:
             looks = ()
         if looks == self._seen:
             return
-        self._seen = looks
         try:
             keys = read_keys(self._path)
         except KeyFileError as error:
-            log.error("API keys not read: those known before stay", error=str(error), known=len(self._keys))
+            # Why it failed may pass with no change of the file: its mode, its folder's, descriptors that ran out.
+            if str(error) != self._failure:
+                self._failure = str(error)
+                log.error("API keys not read: those known before stay", error=self._failure, known=len(self._keys))
             return
-        self._unread = False
+        self._seen, self._failure, self._unread = looks, "", False
         self._take(keys)
         log.info("API keys read", keys=len(keys))
 

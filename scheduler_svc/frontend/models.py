@@ -20,6 +20,9 @@ from scheduler_svc.keys import ANYBODY, ApiKey
 
 log = structlog.get_logger()
 
+USUAL_CHARACTERS = 8
+"""Of a token, at most, in ordinary text: in English and in code it has 3 to 5."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -40,6 +43,11 @@ class ServedModel:
         """Characters above which no text can fit the context, whatever it says."""
         return self.card.max_model_len * self.tokenizer.longest_token
 
+    @property
+    def usual_text(self) -> int:
+        """Characters above which ordinary text does not fit the context; some text does."""
+        return self.card.max_model_len * USUAL_CHARACTERS
+
     def describe(self) -> dict[str, Any]:
         """The entry of `/v1/models`."""
         return {
@@ -56,8 +64,9 @@ class ServedModel:
 class Models:
     """The served models by name. A `Serving` takes effect as a whole, once all its tokenizers are built."""
 
-    def __init__(self, pool: Executor) -> None:
-        self._pool = pool
+    def __init__(self, builder: Executor) -> None:
+        """`builder`: where tokenizers are built; not where texts wait for their turn."""
+        self._builder = builder
         self._served: dict[str, ServedModel] = {}
         self._announcements = 0
 
@@ -73,7 +82,7 @@ class Models:
                 served[card.name] = replace(known, card=card, kv_capacity=capacity)
                 continue
             try:
-                served[card.name] = await loop.run_in_executor(self._pool, _build, card, capacity)
+                served[card.name] = await loop.run_in_executor(self._builder, _build, card, capacity)
             except TokenizerError as error:
                 log.error("model not served", model=card.name, reason=str(error))
         if number != self._announcements:

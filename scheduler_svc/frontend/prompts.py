@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from scheduler_svc.frontend.messages import read_messages
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.parameters import token_ids
 from scheduler_svc.frontend.streams import Generation
+from scheduler_svc.frontend.text_threads import TextThreads
 from scheduler_svc.frontend.tokenizer import TooManyTokens
 from scheduler_svc.http.errors import ApiError, invalid
 from scheduler_svc.http.field_kinds import Boolean
@@ -39,7 +40,7 @@ class Prompt:
 
 
 async def read_completion_prompts(
-    fields: Fields, model: ServedModel, add_special_tokens: bool, pool: Executor, generation: Generation
+    fields: Fields, model: ServedModel, add_special_tokens: bool, pool: TextThreads, generation: Generation
 ) -> list[Prompt]:
     """`prompt`: a string, an array of strings, token ids, or an array of arrays of token ids."""
     raw = fields.raw("prompt")
@@ -77,11 +78,13 @@ def _checked_ids(ids: list[Any], model: ServedModel, path: str) -> NDArray[np.in
 
 
 async def read_chat_prompt(
-    fields: Fields, model: ServedModel, add_special_tokens: bool, pool: Executor, generation: Generation
+    fields: Fields, model: ServedModel, add_special_tokens: bool, pool: TextThreads, generation: Generation
 ) -> Prompt:
     """The messages through the chat template, which writes its own special tokens: none are added by default."""
     rendering = read_rendering(fields, model)
-    text = rendering() if fields.size <= INLINE_BYTES else await run_in_pool(pool, generation, rendering)
+    doubtful = fields.size > model.usual_text
+    inline = fields.size <= INLINE_BYTES
+    text = rendering() if inline else await run_in_pool(pool, generation, rendering, doubtful=doubtful)
     in_pool = len(text) > INLINE_CHARACTERS
     ids = await tokenize(text, model, add_special_tokens, "messages", pool, generation, in_pool=in_pool)
     if not len(ids):
@@ -116,7 +119,7 @@ async def tokenize(
     model: ServedModel,
     add_special_tokens: bool,
     param: str,
-    pool: Executor,
+    pool: TextThreads,
     generation: Generation,
     *,
     in_pool: bool,
@@ -127,7 +130,8 @@ async def tokenize(
     limit = model.card.max_model_len
     try:
         if in_pool:
-            ids = await run_in_pool(pool, generation, model.tokenizer.encode, text, add_special_tokens, limit)
+            work = partial(model.tokenizer.encode, text, add_special_tokens, limit)
+            ids = await run_in_pool(pool, generation, work, doubtful=len(text) > model.usual_text)
         else:
             ids = model.tokenizer.encode(text, add_special_tokens, limit)
     except TooManyTokens as error:
@@ -138,10 +142,10 @@ async def tokenize(
     return array
 
 
-async def run_in_pool(pool: Executor, generation: Generation, work: Callable[..., T], *arguments: Any) -> T:
+async def run_in_pool(pool: TextThreads, generation: Generation, work: Callable[[], T], *, doubtful: bool) -> T:
     """Run in a thread. If the request ends before, raises what `Generation.check` raises, at once."""
     generation.check()
-    future = asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
+    future = pool.submit(generation.tenant, work, doubtful=doubtful)
     generation.on_stop = future.cancel
     try:
         return await future

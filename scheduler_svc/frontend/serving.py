@@ -53,6 +53,7 @@ async def _serve(request: Request, prepare: Prepare, fields: Fields, held: HeldB
     frontend, key = frontend_of(request), key_of(request)
     tenant = tenant_of(request, key)
     generation = frontend.link.generation(key)
+    generation.tenant = tenant or ""
     watch = ClientWatch(request.receive, generation.leave)
     call: Call | None = None
     streaming = False

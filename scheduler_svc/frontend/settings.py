@@ -27,7 +27,7 @@ class FrontendSettings(ServiceSettings):
     api_keys: Path | None = Field(None, description="file of the API keys that clients need")
     api_key: SecretStr | None = Field(None, description="one API key that clients need")
     open_metrics: bool = Field(False, description="answer /metrics without an API key")
-    allow_no_api_keys: bool = Field(False, description="listen beyond loopback without API keys")
+    allow_no_api_keys: bool = Field(False, description="without API keys, answer whoever asks")
     max_streams_per_request: int = Field(
         512, ge=1, le=4096, description="most sequences (prompts times n) of a request"
     )
@@ -39,7 +39,9 @@ class FrontendSettings(ServiceSettings):
     stalled_client_s: float = Field(
         60.0, gt=0, description="seconds that a client may take for the next bytes, either way, before it is dropped"
     )
-    tokenizer_threads: int = Field(2, ge=1, le=64, description="threads for long prompts and large chats")
+    tokenizer_threads: int = Field(
+        2, ge=1, le=64, description="threads for long prompts and large chats; one more for those that will hardly fit"
+    )
 
     batch_dir: Path | None = Field(None, description="folder of files and batches; none: they are off")
     batch_database: str | None = Field(None, description="postgresql://… instead, for files and batches")

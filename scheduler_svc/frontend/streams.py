@@ -89,6 +89,8 @@ class Generation:
     ) -> None:
         """`key`: what it may use."""
         self.abort, self._on_close, self.key = abort, on_close, key
+        self.tenant = key.tenant
+        """Whose texts wait for a thread among each other."""
         self._loop = asyncio.get_running_loop()
         self.streams: list[Stream] = []
         self.news: list[Stream] = []

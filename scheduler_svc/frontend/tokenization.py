@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import orjson
@@ -55,7 +56,8 @@ async def tokenize(request: Request) -> Response:
     async with _opened(request) as (frontend, fields, model, generation):
         text = PROMPT.read(fields)
         if fields.raw("messages") is not None:
-            text = await run_in_pool(frontend.pool, generation, read_rendering(fields, model))
+            doubtful = fields.size > model.usual_text
+            text = await run_in_pool(frontend.pool, generation, read_rendering(fields, model), doubtful=doubtful)
             add_special_tokens = ADD_SPECIAL_TOKENS.read_or(fields, False)
         elif text is not None:
             add_special_tokens = ADD_SPECIAL_TOKENS.read_or(fields, True)
@@ -63,9 +65,8 @@ async def tokenize(request: Request) -> Response:
             raise invalid("prompt", "prompt: is required, or messages instead")
         if len(text) > PROMPT.max_length:
             raise invalid("messages", f"messages: rendered, they have more than {PROMPT.max_length} characters")
-        with_strings = RETURN_TOKEN_STRS.read(fields)
-        task = (model, text, add_special_tokens, with_strings)
-        return await run_in_pool(frontend.pool, generation, _tokenized, *task)
+        work = partial(_tokenized, model, text, add_special_tokens, RETURN_TOKEN_STRS.read(fields))
+        return await run_in_pool(frontend.pool, generation, work, doubtful=len(text) > model.usual_text)
 
 
 def _tokenized(model: ServedModel, text: str, add_special_tokens: bool, with_strings: bool) -> Response:
@@ -83,7 +84,8 @@ async def detokenize(request: Request) -> Response:
         if tokens is None:
             raise invalid("tokens", "tokens: is required")
         token_ids(tokens, model.card.vocab_size, "tokens")
-        text = await run_in_pool(frontend.pool, generation, model.tokenizer.decode, tokens, False)
+        work = partial(model.tokenizer.decode, tokens, False)
+        text = await run_in_pool(frontend.pool, generation, work, doubtful=len(tokens) > model.card.max_model_len)
     return _json({"prompt": text})
 
 

@@ -20,8 +20,8 @@ def send_request(url: str, **body: object) -> socket.socket:
     parts = urlsplit(url)
     data = json.dumps({"ignore_eos": True, "temperature": 0} | body).encode()
     connection = socket.create_connection((parts.hostname, parts.port), timeout=30)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    connection.sendall(head.encode() + b"\r\n\r\n" + data)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
     return connection
 
 

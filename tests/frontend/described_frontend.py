@@ -48,7 +48,7 @@ def open_world(folder: Path) -> Iterator[World]:
     address = f"ipc://{folder}/{uuid.uuid4().hex[:8]}"
     core = FakeCore(address, [card(BYTE_LEVEL, byte_level(), CHATML)])
     settings = FrontendSettings(core=address, batch_dir=folder / "batches", max_streams_per_request=128)
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
         wait_until(lambda: client.get("/health").status_code == 200 and client.get("/v1/models").json()["data"] != [])
         yield World(client, core)
     core.close()

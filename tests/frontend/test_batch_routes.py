@@ -77,7 +77,7 @@ def test_an_upload_that_stalls_or_breaks_off_leaves_nothing(client: httpx.Client
     head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
     for length, status in ((2000, 408), (len(head), 400)):
         with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
-            request = f"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n"
+            request = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
             connection.sendall(request.encode() + b"Content-Type: multipart/form-data; boundary=b\r\n\r\n" + head)
             answer = b""
             while not answer.endswith(b"}"):

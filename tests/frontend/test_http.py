@@ -15,7 +15,7 @@ from frontend_service import BYTE_LEVEL, Service, error_of, run_service, wait_un
 
 BODY = json.dumps({"model": BYTE_LEVEL, "prompt": "Hello", "max_tokens": 1}).encode()
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAA\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 FIXED = b"Content-Length: %d\r\n\r\n" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 IN_CHUNKS = b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (9, BODY[:9], len(BODY) - 9, BODY[9:])
@@ -75,14 +75,15 @@ def test_an_offer_to_upgrade_is_passed_over_and_the_body_is_read(service: Servic
         # The connection goes on, with requests of either kind.
         connection.send(POST + FIXED + BODY)
         assert connection.answer().status_code == 200
-        connection.send(request + b"GET /health HTTP/1.1\r\nHost: x\r\n" + H2C + b"\r\n" + request)
+        connection.send(request + b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + H2C + b"\r\n" + request)
         assert [connection.answer().status_code for _ in range(3)] == [200, 200, 200]
     assert [request.prompt.tolist() for request in service.core.requests] == [service.ids("Hello")] * 4
 
 
 def test_a_websocket_is_not_spoken(service: Service) -> None:
     with connected(service) as connection:
-        connection.send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+        connection.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n")
+        connection.send(b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n")
         answer = connection.answer()
         assert answer.status_code == 200 and len(answer.json()["data"]) == 2
 
@@ -103,9 +104,9 @@ def test_what_follows_a_body_changes_no_header(service: Service) -> None:
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100,
         b"hello\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"CONNECT example.org:443 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         POST + CHUNKED + b"zz\r\n",
     ],
     ids=["tls", "text", "negative", "two lengths", "connect", "bad chunk"],
@@ -142,7 +143,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(narrow: Service) -> None:
 
 
 def test_the_rest_of_an_answered_body_is_not_waited_for_for_ever(narrow: Service) -> None:
-    head = b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+    head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n"
     with connected(narrow) as stuck, connected(narrow) as late:
         for connection in (stuck, late):
             connection.send(head)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from scheduler_svc.frontend.key_ring import CHECK_S, KeyRing
 from scheduler_svc.http.errors import ApiError
@@ -180,6 +183,34 @@ def test_a_file_that_breaks_leaves_the_keys(tmp_path: Path) -> None:
     path.write_text(good.replace('"a"', '"mended"'))
     clock.now += 2 * CHECK_S
     assert (found := ring.find("a")) is not None and found.id == "mended"
+
+
+def test_a_read_that_failed_is_tried_again_though_the_file_looks_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Descriptors run out for a while, just as the file is replaced."""
+    path, clock = tmp_path / "keys", Clock()
+    add_key(path, key("a", "a"))
+    ring = KeyRing(path, None, clock)
+    add_key(path, key("b", "b"))
+    remove_key(path, "a")
+    real_open, reasons = Path.open, iter([errno.EMFILE, errno.EMFILE, errno.EACCES])
+
+    def failing_open(self: Path, *arguments: Any, **named: Any) -> Any:
+        reason = next(reasons, 0)
+        if self == path and reason:
+            raise OSError(reason, os.strerror(reason))
+        return real_open(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", failing_open)
+    with capture_logs() as logs:
+        for _ in range(3):
+            clock.now += 2 * CHECK_S
+            assert ring.find("a") is not None and ring.find("b") is None
+        clock.now += 2 * CHECK_S
+        assert ring.find("a") is None and ring.find("b") is not None, "the revoked key is refused, the new one taken"
+    errors = [entry["error"] for entry in logs if entry["log_level"] == "error"]
+    assert len(errors) == 2 and "Too many open files" in errors[0] and "Permission denied" in errors[1]
 
 
 def test_a_ring_that_never_read_its_file_lets_nobody_in_until_it_can(tmp_path: Path) -> None:

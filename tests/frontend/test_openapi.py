@@ -185,9 +185,16 @@ def test_keys_are_told_of_where_they_are_asked_for() -> None:
     assert "security" not in without and "securitySchemes" not in without["components"]
     for path, methods in with_keys["paths"].items():
         is_open = path.startswith("/health") or path == "/metrics"
-        for operation in methods.values():
+        for method, operation in methods.items():
             assert (operation.get("security", with_keys["security"]) == []) == is_open
-            assert ("401" in operation["responses"]) != is_open
+            assert ("401" in operation["responses"]) != is_open and "403" not in operation["responses"]
+            assert ("403" in without["paths"][path][method]["responses"]) != is_open
+
+
+def test_no_403_is_told_of_where_everybody_may_ask() -> None:
+    settings = FrontendSettings(core="ipc://nowhere", allow_no_api_keys=True)
+    for methods in build(settings, "1", with_keys=False)["paths"].values():
+        assert all(not {"401", "403"} & operation["responses"].keys() for operation in methods.values())
 
 
 def test_it_is_built_once(world: World) -> None:

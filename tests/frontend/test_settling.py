@@ -15,11 +15,11 @@ def test_an_announcement_that_was_overtaken_settles_nothing() -> None:
     serving = Serving((card("m", byte_level(), CHATML),), (100,))
 
     async def main() -> None:
-        frontend = Frontend(FrontendSettings(core="ipc://none", tokenizer_threads=1))
+        frontend = Frontend(FrontendSettings(core="ipc://none"))
         frontend._take_serving(serving)
         frontend._take_serving(serving)
         await frontend.settle()
         assert len(frontend.models) == 1
-        frontend.pool.shutdown()
+        frontend.builder.shutdown()
 
     asyncio.run(main())

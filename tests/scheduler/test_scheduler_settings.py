@@ -89,3 +89,19 @@ def test_the_batch_runner_opens_no_door(monkeypatch: pytest.MonkeyPatch) -> None
     assert RunnerSettings.from_command_line(["--core", "ipc://none"]).host == "0.0.0.0"
     with pytest.raises(SystemExit):
         FrontendSettings.from_command_line(["--core", "ipc://none"])
+
+
+def test_what_only_frontends_know_comes_by_the_environment_or_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler takes no such flag, and is not disturbed by what is meant for its children."""
+    file = tmp_path / "gilir.toml"
+    file.write_text("[frontend]\ntokenizer_threads = 5\nstalled_client_s = 7\n")
+    monkeypatch.setenv("GILIR_CONFIG", str(file))
+    monkeypatch.setenv("GILIR_TOKENIZER_THREADS", "3")
+    for kind in (FrontendSettings, RunnerSettings):
+        settings = kind.from_command_line(["--core", "ipc://none"])
+        assert (settings.tokenizer_threads, settings.stalled_client_s) == (3, 7)
+    assert read().frontends == 1
+    with pytest.raises(SystemExit):
+        read("--tokenizer-threads", "3")

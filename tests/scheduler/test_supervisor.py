@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.supervisor import Supervisor
 
@@ -34,3 +35,14 @@ def test_a_child_that_falls_silent_is_killed_and_started_anew(name: str) -> None
             assert child.process is not first and child.process is not None
         finally:
             supervisor.kill()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_frontends_hear_whether_they_may_do_without_keys(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment says, which they share: the scheduler may have been told otherwise by a flag."""
+    monkeypatch.setenv("GILIR_ALLOW_NO_API_KEYS", str(not allowed))
+    with socket.socket() as listener:
+        supervisor = Supervisor(SchedulerSettings(allow_no_api_keys=allowed), listener, "ipc:///nowhere")
+    [child] = supervisor._children
+    settings = FrontendSettings.from_command_line(child.command[3:])
+    assert settings.allow_no_api_keys == allowed

@@ -36,8 +36,11 @@ def build(settings: FrontendSettings, version: str, *, with_keys: bool) -> dict[
             "responses": {f"Error{code}": _error(code, note) for code, note in operations.ERRORS.items()},
         },
     }
+    free = auth.open_paths(settings.open_metrics)
     if with_keys:
-        _ask_for_keys(document, auth.open_paths(settings.open_metrics))
+        _ask_for_keys(document, free)
+    elif not settings.allow_no_api_keys:
+        _tell_of(document, 403, free)
     return document
 
 
@@ -79,9 +82,15 @@ def _ask_for_keys(document: dict[str, Any], free: frozenset[str]) -> None:
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."}
     }
     document["security"] = [{"bearer": []}]
+    for path in free & document["paths"].keys():
+        for operation in document["paths"][path].values():
+            operation["security"] = []
+    _tell_of(document, 401, free)
+
+
+def _tell_of(document: dict[str, Any], code: int, free: frozenset[str]) -> None:
+    """Every operation but those on `free` paths may be answered by this error, whatever it is."""
     for path, methods in document["paths"].items():
-        for operation in methods.values():
-            if path in free:
-                operation["security"] = []
-            else:
-                operation["responses"]["401"] = {"$ref": "#/components/responses/Error401"}
+        if path not in free:
+            for operation in methods.values():
+                operation["responses"][str(code)] = {"$ref": f"#/components/responses/Error{code}"}

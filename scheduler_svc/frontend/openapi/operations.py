@@ -14,6 +14,7 @@ Operation = dict[str, Any]
 ERRORS = {
     400: "A mistake in the request; `param` names the field.",
     401: "No valid API key was given.",
+    403: "No API keys are set, and it was not asked for by a program on this machine.",
     404: "There is no such thing, or none that this client may see.",
     408: "The body stopped coming.",
     413: "The body is larger than it may be, or with an upload a tenant's files together are.",
