@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.wire import EndReason
-from scheduler_svc.core import Sequence, State, WaitReason
+from scheduler_svc.core import State, WaitReason
 from scheduler_svc.core.config import Admission
 from tests.core.model_executor import card
 from tests.core.stream import Stream, reason, whole
@@ -341,73 +341,8 @@ def test_who_no_other_lane_admits_now_goes_on_where_it_is() -> None:
     world.iterate()
     world.drain(leaving)
     assert leaving.num_running == 1 and len(other.free_slots) == 3
-    while not there.over:
-        world.iterate()
+    while not there.over and not moved.over:
         assert world.sequence(moved).lane is not None, "it waits beside its idle executor"
+        world.iterate()
     world.run()
     assert whole(moved, there)
-
-
-# --- the queue's limit ---
-
-
-def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    world = World(max_waiting=3)
-    world.attach(seats=2)
-    running = long_answers(world, 2)
-    world.iterate()
-    waiting = long_answers(world, 3)
-    refused = world.submit(5, 3, n=2)
-    for stream in refused:
-        assert reason(stream) is EndReason.QUEUE_FULL and stream.ended is not None
-        assert 1 <= stream.ended.retry_after_s <= 120
-    world.run()
-    assert whole(*running, *waiting)
-
-
-def test_those_that_lost_their_executor_do_not_fill_the_queue() -> None:
-    world = World(max_waiting=3)
-    lane = world.attach()
-    running = [*long_answers(world, 3)]
-    world.iterate()
-    running += long_answers(world, 3)
-    world.iterate()
-    world.lose(lane)
-    newcomers = long_answers(world, 3)
-    assert not any(stream.over for stream in newcomers)
-    assert reason(long_answers(world, 1)[0]) is EndReason.QUEUE_FULL
-    world.attach()
-    world.run()
-    assert whole(*running, *newcomers)
-    assert not world.scheduler.queues["m"].num_new
-
-
-def test_a_stream_number_in_use_is_refused() -> None:
-    world = World()
-    world.attach()
-    long_answers(world, 1)
-    world._num_streams = 0
-    first = world.streams[0, 0]
-    (double,) = world.submit(5, 3)
-    assert reason(double) is EndReason.REJECTED
-    world.streams[0, 0] = first
-    world.run()
-    assert whole(first)
-
-
-def test_waiting_sequences_are_ordered_by_class_and_arrival() -> None:
-    world = World()
-    lane = world.attach(seats=1)
-    streams = [world.submit(4, 2, priority=priority, ignore_eos=True)[0] for priority in (0, 2, -1, 0, 2, -1)]
-    order: list[int] = []
-    while world.turn():
-        for number in world.members(lane):
-            if number not in order:
-                order.append(number)
-        world.deliver(lane)
-    assert order == [streams[i].number for i in (2, 5, 0, 3, 1, 4)]
-
-
-def test_sequences_compare_by_identity() -> None:
-    """The planner keeps them in dicts and sets."""
-    assert Sequence.__eq__ is object.__eq__ and Sequence.__hash__ is object.__hash__

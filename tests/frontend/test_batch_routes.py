@@ -103,7 +103,7 @@ def test_a_tenant_stores_no_more_than_it_may(client: httpx.Client) -> None:
     assert refused(client.post("/v1/files", content=iter([body]), headers=head)), "in chunks, of no known length"
     with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
         connection.sendall(
-            f"POST /v1/files HTTP/1.1\r\nHost: x\r\nX-Tenant: full\r\nContent-Length: {whole}\r\n"
+            f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nX-Tenant: full\r\nContent-Length: {whole}\r\n"
             "Content-Type: multipart/form-data; boundary=b\r\n\r\n".encode()
         )
         assert connection.recv(1000).startswith(b"HTTP/1.1 413"), "before any of it is sent"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontend_service import BYTE_FALLBACK, BYTE_LEVEL, Service, error_of, run_service, wait_until
+from frontend_service import BYTE_FALLBACK, BYTE_LEVEL, Service, error_of, run_service
 from tokenizers_for_tests import CHATML, LLAMA_CHAT, byte_fallback, byte_level, card
 from transformers import PreTrainedTokenizerFast
 
@@ -209,11 +209,3 @@ def test_what_the_pool_cannot_hold(small: Service) -> None:
     assert small.core.requests[-1].params.max_tokens == 5
     small.chat(model="own")
     assert len(small.core.requests[-1].prompt) + small.core.requests[-1].params.max_tokens == 65
-
-
-def test_an_unknown_capacity_refuses_nothing(small: Service) -> None:
-    """While no executor is attached the core tells 0."""
-    small.core.announce(small.core.models, 0)
-    wait_until(lambda: small.complete(model="own", prompt=[5] * 100, max_tokens=100).status_code == 200)
-    small.core.announce(small.core.models, 64)
-    wait_until(lambda: small.complete(model="own", prompt=[5] * 100, max_tokens=100).status_code == 400)

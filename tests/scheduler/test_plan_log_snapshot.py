@@ -46,7 +46,7 @@ CONFIGS = {
     "by request": SchedulerConfig(batching=Batching.REQUEST, chunked_prefill=False, max_waiting=9, hold_s=1.0),
 }  # fmt: skip
 
-TRANSIENT = {"Planner", "Seating", "Gate", "Applied", "SchedulerConfig", "SwappedKv"}
+TRANSIENT = {"_Room", "Planner", "Seating", "Gate", "Applied", "SchedulerConfig", "SwappedKv"}
 """Classes whose objects do not outlive a verb, are given, or have a codec of their own."""
 
 
