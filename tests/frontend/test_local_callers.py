@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 from fastapi.testclient import TestClient
 from frontend_service import BYTE_LEVEL, Service, error_of
@@ -72,18 +71,17 @@ def test_the_service_refuses_them_before_it_reads_a_body(service: Service) -> No
             ("GET", "/v1/files/file-1/content"),
             ("OPTIONS", "/tokenize"),
         ):
-            answer = httpx.request(method, service.url + path, content=body, headers=headers)
+            answer = service.client.request(method, path, content=body, headers=headers)
             error = error_of(answer, 403)
             assert error["code"] == "forbidden" and "--allow-no-api-keys" in error["message"]
             assert answer.headers["x-request-id"] and "access-control-allow-origin" not in answer.headers
     assert not service.core.requests
-    own = httpx.post(f"{service.url}/v1/completions", content=body, headers={"origin": service.url})
-    assert own.status_code == 200
+    assert service.raw("/v1/completions", body, origin=service.url).status_code == 200
 
 
 def test_what_is_open_without_a_key_stays_open(service: Service) -> None:
     for path, status in (("/health", 200), ("/health/live", 200), ("/health/ready", 200), ("/metrics", 403)):
-        assert httpx.get(service.url + path, headers={"host": "10.0.0.7:8000"}).status_code == status
+        assert service.client.get(path, headers={"host": "10.0.0.7:8000"}).status_code == status
 
 
 @pytest.mark.parametrize(
