@@ -83,7 +83,9 @@ class Survivor:
 
     def advance_until_finished(self, count: int) -> None:
         def enough() -> bool:
-            self.advance()
+            for _ in range(4):
+                self.advance()
+                time.sleep(0.004)
             return len(self.finished()) >= count
 
         self.stack.until(enough, f"{count} lines to be finished")

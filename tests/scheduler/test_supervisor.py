@@ -1,11 +1,13 @@
-"""The supervisor ends children that hang, whichever socket they speak on."""
+"""The supervisor ends children that hang, whichever socket they speak on, and tells them their settings."""
 
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
+from scheduler_svc.batch_runner.settings import RunnerSettings
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.supervisor import Supervisor
@@ -46,3 +48,16 @@ def test_frontends_hear_whether_they_may_do_without_keys(allowed: bool, monkeypa
     [child] = supervisor._children
     settings = FrontendSettings.from_command_line(child.command[3:])
     assert settings.allow_no_api_keys == allowed
+
+
+def test_the_limits_of_batches_reach_the_processes_that_hold_them(tmp_path: Path) -> None:
+    settings = SchedulerSettings(
+        batch_dir=tmp_path, batch_max_file_mb=3, batch_max_tenant_mb=4, batch_max_in_flight=5, batch_model_wait_s=6
+    )
+    with socket.socket() as listener:
+        supervisor = Supervisor(settings, listener, "ipc:///nowhere")
+    flags = {child.name: child.command[child.command.index("-m") + 2 :] for child in supervisor._children}
+    frontend = FrontendSettings.from_command_line(flags["frontend-0"])
+    assert (frontend.batch_dir, frontend.batch_max_file_mb, frontend.batch_max_tenant_mb) == (tmp_path, 3, 4)
+    runner = RunnerSettings.from_command_line(flags["batch-runner"])
+    assert (runner.batch_dir, runner.batch_max_in_flight, runner.batch_model_wait_s) == (tmp_path, 5, 6)
