@@ -170,6 +170,9 @@ class Walk:
     def _submit(self) -> None:
         for _ in range(self.chance.choice([1, 1, 2, 4])):
             self._submit_one()
+        if self.chance.random() < 0.1:
+            lengths = [self.chance.choice([1, 4, 9, 17]) for _ in range(self.chance.choice([2, 3]))]
+            self.world.submit_call(lengths, self.chance.choice([1, 9]), owner=self.chance.choice([0, 1]))
 
     def _submit_one(self) -> None:
         pick = self.chance.choice
