@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -23,6 +24,7 @@ import zmq
 from common.wire import (
     Abort,
     Alive,
+    Drain,
     Fault,
     FrontendHello,
     Hello,
@@ -35,6 +37,8 @@ from common.wire import (
     Result,
     SamplingParams,
     Submit,
+    WireError,
+    decode,
     encode,
 )
 from tests.chaos.client import Answer, exchange
@@ -167,6 +171,13 @@ def conversation(epoch: int) -> list[Plan]:
     ]
 
 
+def _asks_to_go(frames: list[bytes]) -> bool:
+    """Whether junk has become a whole `Drain`, which an executor obeys."""
+    with contextlib.suppress(WireError):
+        return len(frames) == 1 and isinstance(decode(frames[0]), Drain)
+    return False
+
+
 class PlanPelter:
     """Attaches an executor, and sends it plans of which one is spoilt, over and over."""
 
@@ -202,7 +213,10 @@ class PlanPelter:
             self._core.receive(Result)
         others = [*plans, Reset(self._epoch, "no")]
         mutator = Mutator(self._draw.randrange(1 << 60), [plans[place]] * 8 + others, bytes_share=0.1)
-        self._core.send_raw(*mutator.frames())
+        frames = mutator.frames()
+        while _asks_to_go(frames):
+            frames = mutator.frames()
+        self._core.send_raw(*frames)
 
     def whole(self) -> list[int]:
         """The tokens of an undisturbed conversation."""
