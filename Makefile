@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | lint | audit        serve takes PORT= and MODEL=
+# make setup | demo | serve | test | lint | audit        all take PYTHON=, serve also PORT= and MODEL=
 PYTHON ?= python3
 PORT ?= 8000
 MODEL ?=
@@ -6,12 +6,15 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 AUDIT := .cache/audit
+LINT := $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
 .PHONY: setup demo serve test lint audit
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is too old, Gilir needs Python 3.11 or later: make PYTHON=python3.12 …"; exit 1; }
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
@@ -24,14 +27,12 @@ serve: $(STAMP)
 
 # Linting takes turns with the tests, which wait now and then: hence also one worker more than there are cores.
 test: $(STAMP)
-	@$(MAKE) --no-print-directory lint > $(VENV)/lint.log 2>&1 & lint=$$!; \
+	@($(LINT)) > $(VENV)/lint.log 2>&1 & lint=$$!; \
 	$(RUN) -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$lint; linted=$$?; cat $(VENV)/lint.log; exit $$((tests || linted))
 
 lint: $(STAMP)
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	$(LINT)
 
 # pip-audit stands in an environment of its own: what it brings along is no part of what it looks at.
 audit: $(STAMP) $(AUDIT)/bin/pip-audit

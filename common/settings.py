@@ -64,6 +64,10 @@ class ServiceSettings(BaseSettings):
             for item in error.errors():
                 text = item["msg"].removeprefix("Value error, ")
                 name = "-".join(str(part) for part in item["loc"]).replace("_", "-")
+                if item["type"] == "extra_forbidden":  # flags that there are not have been refused before
+                    where = f"{os.environ.get(CONFIG_VARIABLE)}: [{cls.table}]"
+                    print(f"error: {where} {name}: there is no such setting", file=sys.stderr)
+                    continue
                 # What does not hold between settings has no name, and its input is all of them.
                 given = f" (got {item['input']!r})" if name and not cls._is_secret(item["loc"][0]) else ""
                 print(f"error: --{name}: {text}{given}" if name else f"error: {text}", file=sys.stderr)
@@ -78,6 +82,10 @@ class ServiceSettings(BaseSettings):
         return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
 
 
+TABLES = ("scheduler", "frontend", "executor", "admin", "fake")
+"""Those that a TOML file may have, one for each kind of service."""
+
+
 class _Table(TomlConfigSettingsSource):
     """One table of the TOML file."""
 
@@ -89,9 +97,13 @@ class _Table(TomlConfigSettingsSource):
 
     def _read_file(self, file_path: Any) -> dict[str, Any]:
         try:
-            table = super()._read_file(file_path).get(self._table, {})
+            tables = super()._read_file(file_path)
         except ValueError as error:
             raise ValueError(f"{file_path}: {error}") from error
+        unknown = next((name for name in tables if name not in (self._table, *TABLES)), None)
+        if unknown is not None:
+            raise ValueError(f"{file_path}: there is no table [{unknown}], only {', '.join(TABLES[:4])}")
+        table = tables.get(self._table, {})
         if not isinstance(table, dict):
             raise ValueError(f"{file_path}: {self._table} must be a table")
         return {key.replace("-", "_"): value for key, value in table.items()}

@@ -43,7 +43,7 @@ from common.wire.executor import no_slots
 from executor_svc.faults import FatalError
 from executor_svc.handover import Exchange
 from executor_svc.heartbeat import Heartbeat, Pulse
-from executor_svc.sockets import Dialing, Waker
+from executor_svc.sockets import WHY_FAILED, Dialing, Waker
 
 RETRY_INTERVALS = 3
 """Hello intervals between a refusal and the next try."""
@@ -51,9 +51,7 @@ REMIND_S = 10.0
 """A wait that goes on is logged this often."""
 PATIENCE_S = 1.0
 """So long the first wait is not worth a line."""
-_HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_HANDSHAKE_FAILED = sum(WHY_FAILED)
 
 
 class RefusedError(Exception):
@@ -99,6 +97,8 @@ class Link:
         self._hello_bytes = encode_message(hello)
         self._hello_due = 0.0
         self._remind_at = time.monotonic() + PATIENCE_S
+        self._failed_handshake = 0
+        """The monitor's event of the last one that was logged, since an attachment."""
         self._refusal = ""
         """Why the scheduler would not have this executor when it asked last."""
         self._iteration = 0
@@ -233,11 +233,13 @@ class Link:
         return self._leave_by
 
     def _on_connection_event(self) -> None:
-        event = recv_monitor_message(self._monitor)["event"]
+        event = int(recv_monitor_message(self._monitor)["event"])
         if self._redial_at is not None:
             return
         if event & _HANDSHAKE_FAILED:
-            self._remind("the scheduler's socket turned this executor away; check the keys")
+            if self._failed_handshake != event:
+                self._failed_handshake = event
+                self._log.warning("no connection to the scheduler", reason=WHY_FAILED[event])
         elif self.epoch:
             self._log.warning("connection lost", epoch=self.epoch)
             self._forget()
@@ -310,7 +312,7 @@ class Link:
         self.epoch = welcome.epoch
         self._iteration = 0
         self._remind_at = 0.0
-        self._refusal = ""
+        self._refusal, self._failed_handshake = "", 0
         self._poller.modify(self._dealer, zmq.POLLIN)
         interval_s = welcome.heartbeat_ms / 1000
         self._heartbeat = Heartbeat(self._context, self.options.dialing, self.epoch, interval_s, self._waker.wake)

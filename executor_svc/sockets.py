@@ -20,6 +20,14 @@ LINGER_MS = 1000
 HIGH_WATER_MARK = 64
 """Messages queued either way. Between the two services there is one plan and one result at a time."""
 
+WHY_FAILED = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the scheduler does not know this executor's key",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "one of the two uses keys, the other does not",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the scheduler has another key than this executor was given for it, or "
+    "does not speak ZeroMQ",
+}
+"""What a monitor's event of a failed handshake mostly means."""
+
 
 @dataclass(frozen=True)
 class Dialing:

@@ -10,6 +10,8 @@ from pathlib import Path
 import structlog
 import zmq.auth
 
+from common.logs import Seldom
+
 log = structlog.get_logger()
 
 CHECK_S = 1.0
@@ -36,13 +38,19 @@ class ExecutorKeys:
         """What the folder looked like when it was last read well."""
         self._failure = ""
         """Why it could not be read at the last look; empty when it could."""
+        self._strangers = Seldom()
         self._next_look = clock()
         self._refresh()
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """Whether a client's public key, in Z85, is known. The name is pyzmq's; it must not raise."""
         self._refresh()
-        return key in self._keys
+        if key not in self._keys:
+            if self._strangers.happens():
+                shown = key.decode("ascii", "replace")
+                log.warning("executor turned away: its key is not known", key=shown, count=self._strangers.count)
+            return False
+        return True
 
     def _refresh(self) -> None:
         """Look at the folder, unless that was just done."""

@@ -52,6 +52,7 @@ CATALOGUE: dict[str, Metric] = {
     "gilir_seats": Metric("gauge", "Sequences that an executor may run at a time; 0 while it takes none."),
     "gilir_batch_lines": Metric("gauge", "Lines of batches: waiting or in flight, completed, failed, by state."),
     "gilir_waiting_seconds": Metric("counter", "Seconds that sequences have waited, by what they lacked."),
+    "gilir_requests_ended": Metric("counter", "Sequences that have ended, or were refused, by reason."),
     "gilir_swapped_blocks": Metric("counter", "KV blocks moved between device and host memory, by direction."),
     "gilir_handover_blocks": Metric("counter", "KV blocks that came straight from an executor that drains."),
     "gilir_handovers": Metric("counter", "Sequences whose KV was to come so, by outcome."),

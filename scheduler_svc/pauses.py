@@ -18,6 +18,10 @@ class Pauses:
     def __len__(self) -> int:
         return len(self._model_of)
 
+    def without(self, attached: set[str]) -> tuple[str, ...]:
+        """Those that are not attached, the oldest pause first."""
+        return tuple(name for name in self._model_of if name not in attached)
+
     def add(self, name: str, model: str) -> None:
         self._model_of.pop(name, None)
         self._model_of[name] = model

@@ -73,6 +73,7 @@ def _counters(scheduler: Scheduler, membership: Membership) -> dict[str, float]:
         **{metric_key("gilir_waiting_seconds", reason=r.value): s for r, s in counters.waited_s.items()},
         metric_key("gilir_swapped_blocks", direction="out"): counters.swapped_out_blocks,
         metric_key("gilir_swapped_blocks", direction="in"): counters.swapped_in_blocks,
+        **{metric_key("gilir_requests_ended", reason=r.name.lower()): counters.ended[r.name] for r in EndReason},
         "gilir_handover_blocks": counters.handover_blocks,
         metric_key("gilir_handovers", outcome="done"): counters.handovers_done,
         metric_key("gilir_handovers", outcome="failed"): counters.handovers_failed,

@@ -142,4 +142,6 @@ class Roster(Message):
     executors: Annotated[tuple[ExecutorAccount, ...], ListOf(Part(ExecutorAccount), MAX_EXECUTORS)]
     models: Annotated[tuple[ModelAccount, ...], ListOf(Part(ModelAccount), 64)]
     losses: Annotated[tuple[Loss, ...], ListOf(Part(Loss), 256)]
+    paused: Annotated[tuple[str, ...], ListOf(NAME, 1024)] = ()
+    """Names that are paused and not attached: who comes under one is paused at once."""
     """The last of each name, also of names that are attached again."""

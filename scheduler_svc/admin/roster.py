@@ -13,6 +13,7 @@ def roster(number: int, scheduler: Scheduler, membership: Membership, now: float
         number,
         executors=tuple(_executor(executor, now) for executor in membership.executors),
         models=tuple(_model(name, scheduler, now) for name in scheduler.availability.models),
+        paused=membership.pauses.without({executor.name for executor in membership.executors}),
         losses=tuple(Loss(name, reason, now - at) for name, (reason, at) in membership.losses.items()),
     )
 

@@ -27,12 +27,12 @@ MAX_NAME = 256
 
 @router.get("/executors")
 async def list_executors(request: Request) -> Response:
-    """All that are attached, and who was lost."""
+    """All that are attached, who was lost, and which names are paused though nobody is attached under them."""
     roster = await _survey(request)
     losses = {loss.executor: loss for loss in roster.losses}
     attached = [_describe(account, losses.pop(account.name, None)) for account in roster.executors]
     lost = [{"name": loss.executor, **_describe_loss(loss)} for loss in losses.values()]
-    return _json({"object": "list", "data": attached, "lost": lost})
+    return _json({"object": "list", "data": attached, "lost": lost, "paused": list(roster.paused)})
 
 
 @router.get("/executors/{name:path}")

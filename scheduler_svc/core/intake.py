@@ -54,7 +54,7 @@ def overload(
     num_sequences = len(streams_of(requests))
     num_tokens = sum(request.n * len(request.prompt) for request in requests)
     if num_sequences > config.max_waiting:
-        text = f"n: at most {config.max_waiting} sequences may wait, this request has {num_sequences}"
+        text = f"at most {config.max_waiting} sequences may wait, this request has {num_sequences}"
         return Ended(0, EndReason.REJECTED, message=text)
     if 0 < config.max_waiting_tokens < num_tokens:
         text = f"at most {config.max_waiting_tokens} prompt tokens may wait, this request has {num_tokens}"

@@ -103,7 +103,7 @@ class Models:
     def find(self, name: str | None, key: ApiKey = ANYBODY) -> ServedModel:
         """The named model; without a name, the only one that the key may use. Raises `ApiError`."""
         if not self._served:
-            raise unavailable("no model is served now: no executor is attached", "no_model")
+            raise unavailable("no model is served now: no executor that takes requests is attached", "no_model")
         if not name:
             models = self.open_to(key)
             if len(models) == 1:

@@ -37,6 +37,7 @@ REPETITION_PENALTY = Number("repetition_penalty", 1.0, 0, 10, above=True)
 PRESENCE_PENALTY = Number("presence_penalty", 0.0, -2, 2)
 FREQUENCY_PENALTY = Number("frequency_penalty", 0.0, -2, 2)
 SEED = Integer("seed", -1, -(1 << 63), (1 << 64) - 1)
+"""Negative seeds count from 2**64 down; -1, as elsewhere, and no seed at all mean a random one."""
 MIN_TOKENS = Integer("min_tokens", 0, 0, MAX_TOKENS)
 IGNORE_EOS = Boolean("ignore_eos", False)
 STREAM = Boolean("stream", False)
@@ -64,10 +65,13 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """A checked request without its prompt. `sampling.max_tokens` is 0 until the prompt's length is known."""
+    """A checked request without its prompt. Of `sampling`, `max_tokens` and a seed that none was asked for are given to
+    each prompt by `sampling_for`.
+    """
 
     n: int
     sampling: SamplingParams
+    seeded: bool
     max_tokens: int | None
     max_tokens_name: str
     """What the request calls it."""
@@ -108,7 +112,9 @@ class Parameters:
             raise invalid(
                 "min_tokens", f"min_tokens: must not exceed max_tokens ({wanted}), got {self.sampling.min_tokens}"
             )
-        return replace(self.sampling, max_tokens=wanted)
+        # Each prompt of a call has draws of its own.
+        seed = self.sampling.seed if self.seeded else random.getrandbits(64)
+        return replace(self.sampling, max_tokens=wanted, seed=seed)
 
 
 def read_parameters(fields: Fields, model: ServedModel, *, max_tokens_names: tuple[str, ...]) -> Parameters:
@@ -124,6 +130,7 @@ def read_parameters(fields: Fields, model: ServedModel, *, max_tokens_names: tup
     return Parameters(
         n=N.read(fields),
         sampling=_read_sampling(fields, model),
+        seeded=SEED.read(fields) != SEED.default,
         max_tokens=max_tokens,
         max_tokens_name=max_tokens_name,
         stop=_read_stop(fields),
@@ -159,7 +166,7 @@ def _read_sampling(fields: Fields, model: ServedModel) -> SamplingParams:
         top_p=TOP_P.read_or(fields, own.get("top_p", TOP_P.default)),
         top_k=min(vocab_size, max(0, TOP_K.read_or(fields, int(own.get("top_k", TOP_K.default))))),
         min_p=MIN_P.read_or(fields, own.get("min_p", MIN_P.default)),
-        seed=_read_seed(fields),
+        seed=SEED.read(fields) % (1 << 64),
         presence_penalty=PRESENCE_PENALTY.read(fields),
         frequency_penalty=FREQUENCY_PENALTY.read(fields),
         repetition_penalty=REPETITION_PENALTY.read_or(
@@ -171,12 +178,6 @@ def _read_sampling(fields: Fields, model: ServedModel) -> SamplingParams:
         bias_ids=bias_ids,
         bias_values=bias_values,
     )
-
-
-def _read_seed(fields: Fields) -> int:
-    """Negative seeds count from 2**64 down; -1, as elsewhere, and no seed at all mean a random one."""
-    seed = SEED.read(fields)
-    return random.getrandbits(64) if seed == SEED.default else seed % (1 << 64)
 
 
 def token_ids(values: list[Any], vocab_size: int, path: str) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -73,7 +73,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
 
 
 def test_each_service_reads_its_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config(tmp_path, "[other]\nport = 1\nunknown = 2\n[service]\n", monkeypatch)
+    config(tmp_path, "[executor]\nport = 1\nunknown = 2\n[service]\n", monkeypatch)
     assert read().port == 8000
 
 
@@ -139,7 +139,8 @@ def test_a_wrong_command_line_ends_with_one_error_line(
     ("text", "start"),
     [
         ("[service]\nport = 'x'\n", "error: --port: "),
-        ("[service]\nno_such = 1\n", "error: --no-such: "),
+        ("[service]\nno_such = 1\n", "error: {path}: [service] no-such: there is no such setting"),
+        ("[executr]\nport = 1\n", "error: {path}: there is no table [executr], only scheduler, "),
         ("service = 5\n", "error: {path}: service must be a table"),
         ("[service\n", "error: {path}: "),
         ("port = \xff\n", "error: {path}: "),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import IO
 
 import httpx
+import psutil
 import pytest
 
 from common.logs import COMPILING
@@ -65,6 +67,23 @@ def test_serves_until_a_signal_and_leaves_nothing_behind(
             os.kill(pid, 0)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health/live")
+
+
+def test_an_executor_that_dies_is_started_again_and_its_stream_goes_on(
+    served: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, line = served
+    url = line.removeprefix("ready: ")
+    body = {"prompt": "In the beginning", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+    whole = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()["choices"][0]["text"]
+    with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=120) as answer:
+        chunks = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: {"))
+        text = json.loads(next(chunks))["choices"][0]["text"]
+        executor = next(p for p in psutil.Process(process.pid).children() if "executor_svc" in p.cmdline())
+        executor.kill()
+        for chunk in chunks:
+            text += json.loads(chunk)["choices"][0]["text"]
+    assert text == whole
 
 
 def test_a_taken_port_is_said_plainly() -> None:

@@ -141,6 +141,14 @@ def test_no_seed_and_minus_one_are_random(service: Service) -> None:
     assert len({request.params.seed for request in service.core.requests}) == 4
 
 
+def test_prompts_of_a_call_draw_apart_unless_a_seed_is_given(service: Service) -> None:
+    service.complete(prompt=["Hello", "Hello", "Hello"])
+    assert len({request.params.seed for request in service.core.requests}) == 3
+    service.core.reset()
+    service.complete(prompt=["Hello", "Hello"], seed=7)
+    assert [request.params.seed for request in service.core.requests] == [7, 7]
+
+
 @pytest.mark.parametrize("top_k", [-1, 0])
 def test_top_k_off(service: Service, top_k: int) -> None:
     service.complete(top_k=top_k)

@@ -260,7 +260,9 @@ def test_ending_the_pause_of_one_that_is_away_is_no_conflict_for_another_that_is
     rig.two()
     rig.ask("POST", "executors/one/drain")
     rig.membership.lose(rig.membership.executors[0], 0.0, "connection lost")
+    assert rig.ask("GET", "executors").json()["paused"] == ["one"]
     assert rig.ask("POST", "models/m/resume").status_code == 202
+    assert rig.ask("GET", "executors").json()["paused"] == []
     assert error(rig.ask("POST", "models/m/resume"), 409)["code"] == "wrong_state"
     rig.attach(b"r")
     assert rig.state("one") == rig.state("two") == "attached"
