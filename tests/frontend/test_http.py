@@ -204,3 +204,14 @@ def test_the_time_limit_bounds_a_body_that_trickles(narrow: Service) -> None:
         answer = slow.answer()
         assert error_of(answer, 504)["code"] == "request_timeout" and answer.headers["connection"] == "close"
         assert slow.is_closed()
+
+
+# --- lengths ---
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/files"])
+def test_zeros_before_a_length_are_passed_over(service: Service, path: str) -> None:
+    with connected(service) as connection:
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: ".encode()
+        connection.send(head + b"0" * 5000 + b"%d\r\n\r\n" % len(BODY) + BODY)
+        assert connection.answer().status_code == (200 if "completions" in path else 400)

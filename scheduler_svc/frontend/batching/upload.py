@@ -16,7 +16,7 @@ from scheduler_svc.batches.files import CHUNK_BYTES
 from scheduler_svc.batches.records import FileRecord, new_id
 from scheduler_svc.frontend.batching.access import ask, tenant_of
 from scheduler_svc.frontend.frontend import frontend_of
-from scheduler_svc.http.body import body_parts
+from scheduler_svc.http.body import announced_bytes, body_parts
 from scheduler_svc.http.errors import ApiError, invalid
 
 # It writes a line for each form that cannot be read; the client is told, and could fill the log.
@@ -140,8 +140,7 @@ class UploadForm:
 async def receive_file(request: Request, max_bytes: int) -> FileRecord:
     """Store an upload. Raises `ApiError`, or `ClientGone`; then nothing of it remains."""
     form = UploadForm(_boundary(request), max_bytes)
-    announced = request.headers.get("content-length", "")
-    size = int(announced) if announced.isdecimal() else 0
+    size = announced_bytes(request)
     if size > max_bytes + MAX_FORM_BYTES:
         raise file_too_large(max_bytes)
     await _check_quota(request, max(0, size - MAX_FORM_BYTES))
