@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler_svc.batches.database import Cursor, Database
+from scheduler_svc.batches.database import Cursor, Database, StorageError
 from scheduler_svc.batches.records import FILE_COLUMNS, LIVE, FileRecord, Outcome
 
 CHUNK_BYTES = 256 << 10
 """All chunks of a file but its last have this size, so a place in it is found by division."""
 ABANDONED_S = 86_400
-"""An upload that is not complete after so long never will be."""
-RESULTS = 64
-"""Results that are read at a time."""
+"""An upload that is not complete after so long never will be, also where nothing says how long it may take."""
+RESULTS, RESULT_BYTES = 64, 1 << 20
+"""Results that are read at a time: so many, and no more than one beyond so many bytes."""
 
 _VISIBLE = "tenant = ? AND is_complete = 1 AND (expires_at IS NULL OR expires_at > ?)"
 
@@ -51,7 +51,10 @@ class Files:
     # --- upload ---
 
     def begin(self, file: FileRecord, announced: int = 0) -> None:
-        """An upload of about so many bytes has begun; nobody sees it before `complete`."""
+        """An upload of about so many bytes has begun; nobody sees it before `complete`.
+
+        Until then `expires_at` tells when it is given up, unless `prolong` says later: who took it may have died.
+        """
         self._database.check_room(announced)
         with self._database.transaction() as cursor:
             insert_file(cursor, file)
@@ -66,6 +69,13 @@ class Files:
         with self._database.transaction() as cursor:
             cursor.executemany("INSERT INTO chunks (file_id, number, data) VALUES (?, ?, ?)", rows)
             cursor.execute("UPDATE files SET bytes = ? WHERE id = ?", (first * CHUNK_BYTES + len(data), file_id))
+            _check_there(cursor)
+
+    def prolong(self, file_id: str, until: int) -> None:
+        """The upload is still under way."""
+        with self._database.transaction() as cursor:
+            cursor.execute("UPDATE files SET expires_at = ? WHERE id = ? AND is_complete = 0", (until, file_id))
+            _check_there(cursor)
 
     def complete(self, file: FileRecord) -> None:
         """All content is there: from now on the file is seen."""
@@ -74,6 +84,7 @@ class Files:
                 "UPDATE files SET filename = ?, purpose = ?, bytes = ?, expires_at = ?, is_complete = 1 WHERE id = ?",
                 (file.filename, file.purpose, file.bytes, file.expires_at, file.id),
             )
+            _check_there(cursor)
 
     def abandon(self, file_id: str) -> None:
         """The upload failed."""
@@ -85,7 +96,11 @@ class Files:
     def stored_bytes(self, tenant: str) -> int:
         """Of all files that a tenant has uploaded, and of what has come of those under way."""
         with self._database.transaction(write=False) as cursor:
-            cursor.execute("SELECT SUM(bytes) FROM files WHERE tenant = ? AND batch_id IS NULL", (tenant,))
+            cursor.execute(
+                "SELECT SUM(bytes) FROM files WHERE tenant = ? AND batch_id IS NULL"
+                " AND (is_complete = 1 OR expires_at IS NULL OR expires_at > ?)",
+                (tenant, int(time.time())),
+            )
             return int(cursor.fetchone()[0] or 0)
 
     def find(self, tenant: str, file_id: str) -> FileRecord | None:
@@ -144,9 +159,19 @@ class Files:
         """The next results of a batch, by number of line: what an output or error file is made of."""
         with self._database.transaction(write=False) as cursor:
             cursor.execute(
-                "SELECT number, result FROM lines WHERE batch_id = ? AND outcome = ? AND number > ?"
+                "SELECT number, LENGTH(result) FROM lines WHERE batch_id = ? AND outcome = ? AND number > ?"
                 " ORDER BY number LIMIT ?",
                 (batch_id, outcome, after, RESULTS),
+            )
+            last, size = after, 0
+            for number, length in cursor.fetchall():
+                last, size = number, size + length
+                if size >= RESULT_BYTES:
+                    break
+            cursor.execute(
+                "SELECT number, result FROM lines WHERE batch_id = ? AND outcome = ? AND number > ? AND number <= ?"
+                " ORDER BY number",
+                (batch_id, outcome, after, last),
             )
             return [(number, bytes(result)) for number, result in cursor.fetchall()]
 
@@ -168,6 +193,12 @@ class Files:
                     line += piece
         if line:
             yield place, bytes(line)
+
+
+def _check_there(cursor: Cursor) -> None:
+    """Raise `StorageError`, which undoes the transaction, where the upload was given up meanwhile."""
+    if not cursor.rowcount:
+        raise StorageError("the upload was given up")
 
 
 def insert_file(cursor: Cursor, file: FileRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ from scheduler_svc.frontend.openapi import route as openapi
 from scheduler_svc.frontend.serving import REQUEST_ID
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.http.error_answers import answer_errors
-from scheduler_svc.http.errors import internal
+from scheduler_svc.http.errors import internal, unavailable
 
 log = structlog.get_logger()
 
@@ -99,6 +100,13 @@ class RequestFrame:
             if status:
                 raise
             await internal().response()(scope, receive, send_framed)
+        except asyncio.CancelledError:
+            # Only the server's end does that, to what has not ended before: bodies that still come, downloads.
+            if status:
+                scope["gilir.cut_off"]()
+            else:
+                error = unavailable("the service is stopping", "shutting_down")
+                await error.response()(scope, receive, send_framed)
         finally:
             _log_request(scope, status, time.perf_counter() - started)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from common.wire import SamplingParams, Submit
 from scheduler_svc.frontend.core_link import CoreLink
+from scheduler_svc.frontend.logprobs import JoinedLogprobs
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.output import Entry, SequenceOutput
 from scheduler_svc.frontend.parameters import Parameters
@@ -17,6 +19,9 @@ from scheduler_svc.frontend.shapes import Shape
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Stream
 from scheduler_svc.http.errors import from_ending
+
+ENTRIES_AT_ONCE = 32
+"""Logprob entries that are written before other requests get a turn: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +47,12 @@ class Call:
         """`tenant`: in the place of the one that the body names. Raises `ApiError` 504 when its time is over."""
         self.task, self.generation, self._tenant = task, generation, tenant
         self._timeout_ms = limit.left_ms()
-        self.generation.quiet = not task.parameters.stream and task.parameters.stop is None
+        self.generation.quiet = not (task.parameters.stream or task.parameters.stop is not None or task.logprobs)
         self.id = task.shape.id_prefix + task.request_id
         self.created = int(time.time())
         self._outputs: list[SequenceOutput] = []
+        self._num_written = 0
+        """Logprob entries since other requests had a turn."""
         self._echoes: list[tuple[str, list[int]]] = []
         """For each prompt, its text and ids, where they are part of the answer."""
         link.submit(generation, [self._request(place) for place in range(len(task.prompts))])
@@ -112,15 +119,26 @@ class Call:
     async def collect(self) -> dict[str, Any]:
         """The whole answer. Raises `ApiError` when a sequence does not end well."""
         texts: list[list[str]] = [[] for _ in self._outputs]
-        entries: list[list[Entry]] = [[] for _ in self._outputs]
+        logprobs = [JoinedLogprobs(self.task.shape.logprobs([])) for _ in self._outputs]
         while self._open:
             for stream in await self.generation.wait():
                 output = self._outputs[stream.choice]
                 texts[stream.choice].append(self._take(output) or "")
-                entries[stream.choice] += output.take_entries()
                 if output.failure is not None:
                     raise from_ending(output.failure)
-        return self._answer(["".join(parts) for parts in texts], entries)
+                await self._join(logprobs[stream.choice], output.take_entries())
+        return self._answer(["".join(parts) for parts in texts], logprobs)
+
+    async def _join(self, logprobs: JoinedLogprobs, entries: list[Entry]) -> None:
+        """Write entries, of which there may be many thousands, while the other requests go on."""
+        for place in range(0, len(entries), ENTRIES_AT_ONCE):
+            part = entries[place : place + ENTRIES_AT_ONCE]
+            logprobs.add(self.task.shape.logprobs(part))
+            self._num_written += len(part)
+            if self._num_written >= ENTRIES_AT_ONCE:
+                self._num_written = 0
+                await asyncio.sleep(0)
+                self.generation.check()
 
     async def chunks(self, writer: ChunkWriter) -> bytes:
         """Waits for something to send. Ends with the last chunk, after which `done` holds.
@@ -167,6 +185,7 @@ class Call:
             echo, ids = self._echoes[output.stream.choice // self.task.parameters.n]
             if self.task.logprobs:
                 output.entries = self._prompt_entries(ids, board) + output.entries
+                output.stream.prompt_scores = None
             text = echo
         finished = output.finished
         text += output.take()
@@ -201,12 +220,12 @@ class Call:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
-    def _answer(self, texts: list[str], entries: list[list[Entry]]) -> dict[str, Any]:
+    def _answer(self, texts: list[str], logprobs: list[JoinedLogprobs]) -> dict[str, Any]:
         choices = [
             {
                 "index": i,
                 **self.task.shape.choice(text),
-                "logprobs": self.task.shape.logprobs(entries[i]) if self.task.logprobs else None,
+                "logprobs": logprobs[i].value() if self.task.logprobs else None,
                 "finish_reason": output.finish_reason,
                 "stop_reason": output.stop_reason,
             }

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import orjson
+
 from scheduler_svc.frontend.output import Entry
 from scheduler_svc.frontend.tokenizer import Tokenizer
 
@@ -22,14 +24,16 @@ class LogprobWriter:
 
     def __init__(self, tokenizer: Tokenizer, top: int, skip_special_tokens: bool) -> None:
         self._tokenizer, self._top, self._skip_special_tokens = tokenizer, top, skip_special_tokens
+        self._strings: dict[int, str] = {}
+        self._bytes: dict[int, list[int]] = {}
+        """Of the tokens that were written: the same few come again and again."""
 
     def token_string(self, token: int) -> str:
         """The token's text; `bytes:\\xe4\\xb8` for one that is no whole UTF-8 text of its own."""
-        data = self._tokenizer.detokenizers.token_bytes(token)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        text = self._strings.get(token)
+        if text is None:
+            text = self._strings[token] = _as_text(self._tokenizer.detokenizers.token_bytes(token))
+        return text
 
     def chat(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
         """`choices[].logprobs.content`. `bytes` are what the token adds to the text; none for one that is not shown."""
@@ -44,8 +48,10 @@ class LogprobWriter:
         return {**own, "top_logprobs": [self._chat_token(token, value) for token, value in top]}
 
     def _chat_token(self, token: int, value: float) -> dict[str, Any]:
-        data = self._tokenizer.detokenizers.token_bytes(token, self._skip_special_tokens)
-        return {"token": self.token_string(token), "logprob": finite(value), "bytes": list(data)}
+        data = self._bytes.get(token)
+        if data is None:
+            data = self._bytes[token] = list(self._tokenizer.detokenizers.token_bytes(token, self._skip_special_tokens))
+        return {"token": self.token_string(token), "logprob": finite(value), "bytes": data}
 
     def completion(self, entries: Iterable[Entry]) -> dict[str, Any]:
         """`choices[].logprobs` of the completions API. An entry without scores (a prompt's first one) gives nulls."""
@@ -64,3 +70,32 @@ class LogprobWriter:
             top.setdefault(self.token_string(token), finite(value))
         top.setdefault(self.token_string(ids[0]), finite(values[0]))
         return top
+
+
+class JoinedLogprobs:
+    """The `logprobs` of a choice, put together from those of its parts.
+
+    Each part becomes JSON as it comes: as objects, those of a long answer would take several times the memory.
+    """
+
+    def __init__(self, empty: dict[str, Any]) -> None:
+        """`empty`: as of no entry at all; its lists are those that grow."""
+        self._others = {name: value for name, value in empty.items() if type(value) is not list}
+        self._lists: dict[str, list[bytes]] = {name: [] for name in empty if name not in self._others}
+
+    def add(self, part: dict[str, Any]) -> None:
+        """The next part, of one entry or more."""
+        for name, items in self._lists.items():
+            items.append(orjson.dumps(part[name])[1:-1])
+
+    def value(self) -> dict[str, Any]:
+        """For `orjson.dumps`. The parts are gone then."""
+        lists = {name: orjson.Fragment(b"[%b]" % b",".join(self._lists.pop(name))) for name in list(self._lists)}
+        return {**lists, **self._others}
+
+
+def _as_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

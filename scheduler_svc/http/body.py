@@ -25,6 +25,13 @@ _SEARCH_LIMIT = 1 << 17
 """Longer bodies that do not parse are not searched for the parameter that holds a NaN."""
 
 
+def announced_bytes(request: Request) -> int:
+    """The body's length as `Content-Length` says it; 0 where it says none."""
+    # Python refuses to read thousands of digits, which leading zeros may be.
+    digits = request.headers.get("content-length", "").lstrip("0")
+    return int(digits) if digits.isdecimal() else 0
+
+
 async def body_parts(request: Request, stalled_s: float) -> AsyncGenerator[bytes]:
     """The body as it comes. Raises `ApiError` 408 when nothing comes for so many seconds, and `ClientGone` on a
     disconnect.
@@ -47,8 +54,7 @@ async def read_body(request: Request, held: HeldBody, max_bytes: int, stalled_s:
     """The whole body. Raises as `body_parts`, and `ApiError` 413 as soon as it is known to be too large, 503 when there
     is no room for it beside those of others.
     """
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes:
+    if announced_bytes(request) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0

@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 import structlog
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from scheduler_svc.http.errors import ApiError
 from scheduler_svc.http.plain_parser import PlainParser
@@ -17,7 +18,25 @@ from scheduler_svc.http.plain_parser import PlainParser
 log = structlog.get_logger()
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers, to within what is read from the connection at a time."""
+"""Of a request's line and headers, to within what is parsed at a time."""
+PARSED_AT_ONCE = 4096
+"""Bytes, so many that a body takes few turns, and so few that they hold some hundred requests at most."""
+MAX_PIPELINED = 8
+"""Requests of a connection that may wait for the one before them. What came behind them is kept as the bytes that it
+is: as requests, they would take a hundred times the memory.
+"""
+MAX_HELD_BYTES = 64 << 10
+"""With more of those bytes, no more is read."""
+
+
+class _Flow(FlowControl):
+    """`holds`: much that was read is not parsed yet, so nothing more is read, whoever asks for it."""
+
+    holds = False
+
+    def resume_reading(self) -> None:
+        if not self.holds:
+            super().resume_reading()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -32,6 +51,10 @@ class HttpProtocol(HttpToolsProtocol):
     """Bytes in the write buffer when the stall was looked at last."""
     _head_bytes: int | None = 0
     """Received since the last request, all of it head so far; None while a body is read."""
+    _held = b""
+    """Received, and not parsed yet."""
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered. uvicorn's `cycle` is the last that came, and told alone of a disconnect."""
     _patience: asyncio.TimerHandle | None = None
     """Runs while a head is awaited: on a new connection, and once a part of one has come. Also while the rest of a body
     comes that was answered already: each byte of it would end uvicorn's wait for the next request."""
@@ -45,6 +68,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
         self._await_head()
 
     def _await_head(self) -> None:
@@ -68,6 +92,22 @@ class HttpProtocol(HttpToolsProtocol):
             self._patience = None
 
     def data_received(self, data: bytes) -> None:
+        self._held += data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Go on with what has come, until too many requests wait."""
+        held, place = self._held, 0
+        while place < len(held) and len(self.pipeline) < MAX_PIPELINED and not self.transport.is_closing():
+            self._parse_part(held[place : place + PARSED_AT_ONCE])
+            place += PARSED_AT_ONCE
+        self._held = held[place:]
+        # Only who reads hears that the client leaves: so that is given up no sooner than it must be.
+        self._flow.holds = len(self._held) > MAX_HELD_BYTES
+        if self._flow.holds:
+            self._flow.pause_reading()
+
+    def _parse_part(self, data: bytes) -> None:
         if self._head_bytes is not None:
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(ApiError(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes"))
@@ -97,10 +137,17 @@ class HttpProtocol(HttpToolsProtocol):
                 self._forget_head()
                 self._await_head()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._head_bytes is None and self.cycle.response_complete:
             self._await_head()
+        if self._held and not self.transport.is_closing():
+            self._parse()
+            self._flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, msg, code="invalid_http"))
@@ -128,6 +175,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._held = b""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         self._forget_stall()
         self._forget_head()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc.batches.database import Database, SqliteDatabase, StorageError, check_storage, open_database
-from scheduler_svc.batches.files import ABANDONED_S, CHUNK_BYTES, FileInUse, Page
+from scheduler_svc.batches.files import ABANDONED_S, CHUNK_BYTES, RESULT_BYTES, FileInUse, Page
 from scheduler_svc.batches.records import BatchRecord, Outcome, Result, Status, unanswered
 from scheduler_svc.batches.store import CannotCancel, CheckedLine, Store
 from tests.batches.stored import put_batch, put_file
@@ -104,6 +105,28 @@ def test_files_expire_unless_a_batch_still_reads_them(store: Store) -> None:
     assert store.files.read(abandoned.id, 0, 4) == b""
 
 
+def test_an_upload_that_nobody_prolongs_is_given_up(store: Store) -> None:
+    """Whoever took it may have been killed."""
+    now = int(time.time())
+    left = put_file(store, b"half", tenant="me", is_complete=0, expires_at=now - 1)
+    going = put_file(store, b"abc", tenant="me", is_complete=0, expires_at=now + 60)
+    assert store.files.stored_bytes("me") == 3, "what was left behind takes none of the tenant's room"
+    store.files.prolong(going.id, now + 1000)
+    assert store.files.sweep(now + 500) == 1
+    assert store.files.read(left.id, 0, 4) == b"" and store.files.read(going.id, 0, 3) == b"abc"
+    for late in (
+        lambda: store.files.append(left.id, 1, b"x"),
+        lambda: store.files.prolong(left.id, now + 60),
+        lambda: store.files.complete(left),
+    ):
+        with pytest.raises(StorageError, match="given up"):
+            late()
+    assert store.files.read(left.id, 0, 2 * CHUNK_BYTES) == b""
+    store.files.complete(replace(going, expires_at=None))
+    found = store.files.find("me", going.id)
+    assert found is not None and found.expires_at is None
+
+
 def test_a_file_is_not_deleted_under_its_batch(store: Store) -> None:
     batch = running(store, 1)
     with pytest.raises(FileInUse, match=batch.id):
@@ -169,6 +192,18 @@ def test_a_completed_batch_has_its_results_in_the_order_of_the_input(store: Stor
     assert output.purpose == "batch_output"
     with pytest.raises(CannotCancel, match="completed"):
         store.cancel("", batch.id)
+
+
+def test_large_results_are_read_a_few_at_a_time(store: Store) -> None:
+    batch = running(store, 5)
+    texts = [b"a" * (RESULT_BYTES // 2), b"b" * (RESULT_BYTES // 2), b"c" * (2 * RESULT_BYTES), b"d", b"e"]
+    for number, text in enumerate(texts, 1):
+        store.finish_line(batch.id, number, good(text))
+    pages, last = [], -1
+    while page := store.files.results(batch.id, Outcome.COMPLETED, last):
+        pages.append([result for _, result in page])
+        last = page[-1][0]
+    assert pages == [texts[:2], texts[2:3], texts[3:]]
 
 
 def test_a_deleted_output_file_takes_its_lines_along_and_the_counts_stay(store: Store, database: Database) -> None:

@@ -64,6 +64,17 @@ def test_leaving_aborts_every_sequence(service: Service, kind: str, stream: bool
     assert len(service.core.aborted) == streams and service.core.live == 0
 
 
+@pytest.mark.parametrize("further", [1, 20])
+def test_leaving_with_further_requests_on_the_way_aborts_the_first(service: Service, further: int) -> None:
+    service.core.answer(Answer(service.ids("x"), endless=True, gate=threading.Semaphore(0)))
+    connection = connect(service, "/v1/completions", prompt="Hello", max_tokens=400)
+    connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * further)
+    assert service.core.wait_for(lambda: service.core.live == 1)
+    assert service.get("/health").status_code == 200
+    connection.close()
+    assert service.core.wait_for(lambda: service.core.live == 0)
+
+
 def test_leaving_while_the_body_is_still_on_its_way(service: Service) -> None:
     address = urlsplit(service.url)
     connection = socket.create_connection((address.hostname, address.port))

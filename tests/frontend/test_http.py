@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -204,3 +206,47 @@ def test_the_time_limit_bounds_a_body_that_trickles(narrow: Service) -> None:
         answer = slow.answer()
         assert error_of(answer, 504)["code"] == "request_timeout" and answer.headers["connection"] == "close"
         assert slow.is_closed()
+
+
+# --- many requests at once ---
+
+
+def resident_mb(service: Service) -> float:
+    """Memory of the frontend."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{service.process.pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def test_requests_that_wait_on_their_connection_are_few(service: Service) -> None:
+    """Who sends ever more of them and reads no answer takes no more memory than what was read at a time."""
+    several = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10_000
+    before = resident_mb(service)
+    with connected(service) as connection:
+        connection.socket.settimeout(3)
+        with pytest.raises(TimeoutError):
+            while True:
+                connection.send(several)
+        assert resident_mb(service) - before < 60
+        assert httpx.get(service.url + "/health").status_code == 200
+
+
+def test_each_of_many_requests_at_once_is_answered(service: Service) -> None:
+    count = 300
+    requests = [POST + b"X-Request-Id: r%d\r\n" % i + FIXED + BODY for i in range(count)]
+    with connected(service) as connection:
+        connection.send(b"".join(requests))
+        answers = [connection.answer() for _ in range(count)]
+    assert [answer.status_code for answer in answers] == [200] * count
+    assert [answer.headers["x-request-id"] for answer in answers] == [f"r{i}" for i in range(count)]
+
+
+# --- lengths ---
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/files"])
+def test_zeros_before_a_length_are_passed_over(service: Service, path: str) -> None:
+    with connected(service) as connection:
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: ".encode()
+        connection.send(head + b"0" * 5000 + b"%d\r\n\r\n" % len(BODY) + BODY)
+        assert connection.answer().status_code == (200 if "completions" in path else 400)

@@ -323,3 +323,18 @@ def _cpu_ticks(pid: int) -> int:
     """Processor time used so far: starting takes a second or so, the long prompt several."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
+
+
+def test_a_request_whose_body_still_comes_is_refused_at_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with run_service(tmp_path, "--grace-s", "0.5", log=log) as service:
+        address = httpx.URL(service.url)
+        with closing(socket.create_connection((address.host, address.port), timeout=10)) as connection:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+            connection.sendall(head + b'{"prompt')
+            assert service.get("/health").status_code == 200
+            service.process.send_signal(signal.SIGTERM)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
+        assert service.process.wait(10) == 0
+    assert "Traceback" not in log.read_text()

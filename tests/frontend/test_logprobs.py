@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from typing import Any
 
+import httpx
 import pytest
 from fake_core import Answer, Scores
 from frontend_service import BYTE_FALLBACK, BYTE_LEVEL, Service, error_of, events
@@ -210,3 +213,24 @@ def test_echo_with_the_prompts_logprobs(service: Service, stream: bool) -> None:
         assert logprobs["tokens"][:-1] == [decode([token]) for token in prompt]
         assert logprobs["top_logprobs"][1] == {logprobs["tokens"][1]: -2.0}
         assert logprobs["text_offset"] == [len(decode(prompt[:i])) for i in range(len(prompt) + 1)]
+
+
+def test_long_answers_hold_up_nobody(service: Service) -> None:
+    """Tens of thousands of entries take seconds to write."""
+    ids = service.ids("lazy dog. ") * 40
+    service.core.answer(Answer(ids, EndReason.LENGTH, scores=scored(ids, 20)))
+    answers: list[Any] = []
+    body = {"n": 48, "max_tokens": len(ids), "logprobs": True, "top_logprobs": 20}
+    asking = threading.Thread(target=lambda: answers.append(service.chat(**body)))
+    asking.start()
+    longest = 0.0
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        while asking.is_alive():
+            began = time.monotonic()
+            assert client.get("/health").status_code == 200
+            longest = max(longest, time.monotonic() - began)
+    asking.join()
+    assert longest < 2
+    choices = answers[0].json()["choices"]
+    assert [len(choice["logprobs"]["content"]) for choice in choices] == [len(ids)] * 48
+    assert all(choice["logprobs"] == choices[0]["logprobs"] for choice in choices)

@@ -16,7 +16,7 @@ from scheduler_svc.batches.files import CHUNK_BYTES
 from scheduler_svc.batches.records import FileRecord, new_id
 from scheduler_svc.frontend.batching.access import ask, tenant_of
 from scheduler_svc.frontend.frontend import frontend_of
-from scheduler_svc.http.body import body_parts
+from scheduler_svc.http.body import announced_bytes, body_parts
 from scheduler_svc.http.errors import ApiError, invalid
 
 # It writes a line for each form that cannot be read; the client is told, and could fill the log.
@@ -28,6 +28,8 @@ MAX_FORM_BYTES = 64 << 10
 MAX_FILENAME = 512
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 """OpenAI's bounds of `expires_after[seconds]`."""
+PROLONG_S = 60.0
+"""While an upload comes, it is noted this often that it does."""
 ANCHOR = "created_at"
 PURPOSE = "batch"
 _COUNT = re.compile(r"[0-9]{1,9}")
@@ -140,13 +142,12 @@ class UploadForm:
 async def receive_file(request: Request, max_bytes: int) -> FileRecord:
     """Store an upload. Raises `ApiError`, or `ClientGone`; then nothing of it remains."""
     form = UploadForm(_boundary(request), max_bytes)
-    announced = request.headers.get("content-length", "")
-    size = int(announced) if announced.isdecimal() else 0
+    size = announced_bytes(request)
     if size > max_bytes + MAX_FORM_BYTES:
         raise file_too_large(max_bytes)
     await _check_quota(request, max(0, size - MAX_FORM_BYTES))
     now = int(time.time())
-    file = FileRecord(new_id("file-"), tenant_of(request), "", PURPOSE, 0, now, is_complete=0)
+    file = FileRecord(new_id("file-"), tenant_of(request), "", PURPOSE, 0, now, _given_up_at(request), is_complete=0)
     await ask(request, lambda store: store.files.begin(file, size))
     try:
         await _receive(request, form, file.id)
@@ -156,6 +157,11 @@ async def receive_file(request: Request, max_bytes: int) -> FileRecord:
         await ask(request, lambda store: store.files.abandon(file.id))
         raise
     return file
+
+
+def _given_up_at(request: Request) -> int:
+    """When an upload, of which something has just come, is over even if nobody is left to say so."""
+    return int(time.time() + frontend_of(request).settings.stalled_client_s + 3 * PROLONG_S)
 
 
 async def _check_quota(request: Request, coming: int = 0) -> None:
@@ -183,7 +189,7 @@ async def _receive(request: Request, form: UploadForm, file_id: str) -> None:
             await ask(request, lambda store: store.files.append(file_id, first, data))
             await _check_quota(request)
 
-    frontend = frontend_of(request)
+    frontend, prolonged = frontend_of(request), time.monotonic()
     parts = body_parts(request, frontend.settings.stalled_client_s)
     with frontend.bodies.hold() as held:
         async with aclosing(parts):
@@ -195,6 +201,9 @@ async def _receive(request: Request, form: UploadForm, file_id: str) -> None:
                     await write(content)
                     held.release()
                     held.grow(form.num_unwritten)
+                if time.monotonic() - prolonged > PROLONG_S:
+                    prolonged = time.monotonic()
+                    await ask(request, lambda store: store.files.prolong(file_id, _given_up_at(request)))
         if not form.complete:
             raise invalid(None, "the body ends before the form does", "invalid_form")
         await write(form.take_content(rest=True))
