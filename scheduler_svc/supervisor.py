@@ -87,6 +87,7 @@ class Supervisor:
         limits = [
             *("--grace-s", str(settings.grace_s)),
             *("--max-body-mb", str(settings.max_body_mb), "--max-bodies-mb", str(settings.max_bodies_mb)),
+            *("--tool-call-parser", settings.tool_call_parser, "--reasoning-parser", settings.reasoning_parser),
             *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
             *("--batch-max-tenant-mb", str(settings.batch_max_tenant_mb)),
             "--open-metrics" if settings.open_metrics else "--no-open-metrics",

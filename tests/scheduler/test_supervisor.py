@@ -61,3 +61,13 @@ def test_the_limits_of_batches_reach_the_processes_that_hold_them(tmp_path: Path
     assert (frontend.batch_dir, frontend.batch_max_file_mb, frontend.batch_max_tenant_mb) == (tmp_path, 3, 4)
     runner = RunnerSettings.from_command_line(flags["batch-runner"])
     assert (runner.batch_dir, runner.batch_max_in_flight, runner.batch_model_wait_s) == (tmp_path, 5, 6)
+
+
+def test_how_answers_are_read_reaches_the_processes_that_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GILIR_TOOL_CALL_PARSER", "none")
+    settings = SchedulerSettings(tool_call_parser="mistral", reasoning_parser="think")
+    with socket.socket() as listener:
+        supervisor = Supervisor(settings, listener, "ipc:///nowhere")
+    [child] = supervisor._children
+    frontend = FrontendSettings.from_command_line(child.command[3:])
+    assert (frontend.tool_call_parser, frontend.reasoning_parser) == ("mistral", "think")
