@@ -87,12 +87,16 @@ class Supervisor:
         limits = [
             *("--grace-s", str(settings.grace_s)),
             *("--max-body-mb", str(settings.max_body_mb), "--max-bodies-mb", str(settings.max_bodies_mb)),
-            *("--tool-call-parser", settings.tool_call_parser, "--reasoning-parser", settings.reasoning_parser),
             *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
             *("--batch-max-tenant-mb", str(settings.batch_max_tenant_mb)),
             "--open-metrics" if settings.open_metrics else "--no-open-metrics",
             "--allow-no-api-keys" if settings.allow_no_api_keys else "--no-allow-no-api-keys",
         ]
+        # Unless the scheduler was told, what the frontends find in a table of their own holds.
+        if "tool_call_parser" in settings.model_fields_set:
+            limits += ["--tool-call-parser", settings.tool_call_parser]
+        if "reasoning_parser" in settings.model_fields_set:
+            limits += ["--reasoning-parser", settings.reasoning_parser]
         if settings.batch_dir is not None:
             limits += ["--batch-dir", str(settings.batch_dir)]
         if settings.api_keys is not None:

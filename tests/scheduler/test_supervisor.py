@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,11 +64,17 @@ def test_the_limits_of_batches_reach_the_processes_that_hold_them(tmp_path: Path
     assert (runner.batch_dir, runner.batch_max_in_flight, runner.batch_model_wait_s) == (tmp_path, 5, 6)
 
 
-def test_how_answers_are_read_reaches_the_processes_that_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GILIR_TOOL_CALL_PARSER", "none")
-    settings = SchedulerSettings(tool_call_parser="mistral", reasoning_parser="think")
+@pytest.mark.parametrize("told", [{}, {"tool_call_parser": "mistral", "reasoning_parser": "think"}], ids=["no", "yes"])
+def test_how_answers_are_read_reaches_the_processes_that_read_them(
+    told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the scheduler is told goes before the frontends' own table, which holds otherwise."""
+    config = tmp_path / "gilir.toml"
+    config.write_text('[frontend]\ntool_call_parser = "hermes"\n')
+    monkeypatch.setenv("GILIR_CONFIG", str(config))
     with socket.socket() as listener:
-        supervisor = Supervisor(settings, listener, "ipc:///nowhere")
+        supervisor = Supervisor(SchedulerSettings(**told), listener, "ipc:///nowhere")
     [child] = supervisor._children
     frontend = FrontendSettings.from_command_line(child.command[3:])
-    assert (frontend.tool_call_parser, frontend.reasoning_parser) == ("mistral", "think")
+    wanted = ("mistral", "think") if told else ("hermes", "auto")
+    assert (frontend.tool_call_parser, frontend.reasoning_parser) == wanted
