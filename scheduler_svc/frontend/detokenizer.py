@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tokenizers
@@ -288,7 +287,8 @@ class DetokenizerFactory:
         if self._is_byte_level:
             return ByteLevelDetokenizer(self._byte_pieces(view), prompt)
         if self._rules is not None:
-            return FallbackDetokenizer(self._fallback_pieces(view, self._rules), prompt, self._rules.strip)
+            replaces, with_bytes, strip = self._rules
+            return FallbackDetokenizer(self._fallback_pieces(view, replaces, with_bytes), prompt, strip)
         return WindowDetokenizer(self._tokenizer, prompt, self._skips(view))
 
     def token_bytes(self, token: int, skip_special_tokens: bool = False) -> bytes:
@@ -297,7 +297,7 @@ class DetokenizerFactory:
         if self._is_byte_level:
             return self._byte_pieces(view)[token]
         if self._rules is not None:
-            piece = self._fallback_pieces(view, self._rules)[token]
+            piece = self._fallback_pieces(view, *self._rules[:2])[token]
             return bytes((piece,)) if isinstance(piece, int) else (piece or "").encode()
         return self._tokenizer.decode([token], skip_special_tokens).encode()
 
@@ -314,23 +314,13 @@ class DetokenizerFactory:
             self._byte_level[view] = ByteLevelPieces(self._tokenizer, self._skips(view))
         return self._byte_level[view]
 
-    def _fallback_pieces(self, view: _View, rules: _FallbackRules) -> FallbackPieces:
+    def _fallback_pieces(self, view: _View, replaces: list[tuple[str, str]], with_bytes: bool) -> FallbackPieces:
         if view not in self._fallback:
-            replaces, with_bytes = rules.replaces, rules.with_bytes
             self._fallback[view] = FallbackPieces(self._tokenizer, self._skips(view), replaces, with_bytes)
         return self._fallback[view]
 
 
-@dataclass(frozen=True, slots=True)
-class _FallbackRules:
-    """`strip`: a character, and how many of it are taken off the beginning."""
-
-    replaces: list[tuple[str, str]]
-    with_bytes: bool
-    strip: tuple[str, int]
-
-
-def _fallback_rules(decoder: dict[str, Any]) -> _FallbackRules | None:
+def _fallback_rules(decoder: dict[str, Any]) -> tuple[list[tuple[str, str]], bool, tuple[str, int]] | None:
     """A decoder's replacements, whether it decodes byte tokens, and its left strip; None if it is of another kind."""
     steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
     kinds = [step.get("type") for step in steps]
@@ -348,7 +338,7 @@ def _fallback_rules(decoder: dict[str, Any]) -> _FallbackRules | None:
         if steps[-1]["stop"]:
             return None
         strip = (steps[-1]["content"], steps[-1]["start"])
-    return _FallbackRules(replaces, kinds[0] == "ByteFallback", strip)
+    return replaces, kinds[0] == "ByteFallback", strip
 
 
 def fallback_byte(token: str) -> int | None:

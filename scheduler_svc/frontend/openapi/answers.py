@@ -151,7 +151,7 @@ def _chat_completion() -> Schema:
     message = record({**always, **thoughts, "tool_calls": tool_calls()}, required=always)
     choices = _whole({"message": message}, ref("ChatLogprobs"), CHAT_FINISH)
     more = {**IDS_OF_PROMPT, "prompt_logprobs": ref("PromptLogprobs")}
-    return _answer(ChatShape.object_name, ChatShape.id_prefix, choices, ref("Usage"), **more)
+    return _answer(ChatShape.object_name, ChatShape.id_prefix, choices, ref("Usage"), (), **more)
 
 
 def _chat_completion_chunk() -> Schema:
