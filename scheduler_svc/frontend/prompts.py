@@ -36,7 +36,7 @@ INLINE_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: its ids, and the text that the client gave, where it gave text."""
+    """One prompt: its ids, and its text; that of a completion where it was given as text and is whole."""
 
     ids: NDArray[np.int32]
     text: str | None
@@ -74,7 +74,7 @@ async def read_completion_prompts(
             ids = await tokenize(
                 item, model, add_special_tokens, "prompt", pool, generation, in_pool=in_pool, keep=keep
             )
-            prompts.append(Prompt(ids, item if keep is None else None))
+            prompts.append(Prompt(ids, item if keep is None or len(ids) < keep else None))
         else:
             if in_pool:
                 await asyncio.sleep(0)

@@ -262,7 +262,7 @@ def test_any_text_in_any_pieces(name: str, text: str, cuts: list[int]) -> None:
         st.none() | st.booleans() | st.text() | st.integers(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)
     )
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_arguments_come_through(value: Any) -> None:
     arguments = json.dumps({"a": value})
     texts = {

@@ -67,6 +67,8 @@ def test_prompts_are_cut_at_their_beginning(service: Service) -> None:
         assert service.core.requests[-1].prompt.tolist() == ids[-4:]
         assert answer["usage"]["prompt_tokens"] == 4
         assert answer["choices"][0]["text"] == service.tokenizers["byte-level"].decode(ids[-4:])
+    whole = "<|im_end|> Hello"  # special tokens are not decoded again
+    assert service.complete(prompt=whole, truncate_prompt_tokens=99, echo=True).json()["choices"][0]["text"] == whole
     service.complete(prompt=ids, truncate_prompt_tokens=1000)
     assert service.core.requests[-1].prompt.tolist() == ids
     service.chat()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from fake_core import Answer, FakeCore
 from fastapi.testclient import TestClient
@@ -175,6 +176,22 @@ def test_a_call_that_max_tokens_cuts(tooled: Tooled) -> None:
             assert told["tool_calls"][0][0] == "get_weather" and PARIS.startswith(told["tool_calls"][0][1])
         else:
             assert CALLS["hermes"].startswith(told["content"]) and "<tool_call>" in told["content"]
+
+
+def test_openai_python_gathers_the_calls(tooled: Tooled) -> None:
+    """Its own accumulation of a stream's deltas is what it parses of a plain answer."""
+    says(tooled, CALLS["hermes"])
+    client = openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=tooled.client)
+    body: Any = {"model": "hermes", "messages": [USER], "tools": [TOOLS[0], {"type": "function", **TOOLS[1]}]}
+    with client.chat.completions.stream(**body) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    plain = client.chat.completions.create(**body).choices[0]
+    for choice in (streamed, plain):
+        calls = choice.message.tool_calls or []
+        assert [(c.type, c.function.name, c.function.arguments) for c in calls] == [
+            ("function", "get_weather", PARIS), ("function", "f", "{}")
+        ]  # fmt: skip
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Well.\n")
 
 
 def test_several_choices_are_read_apart(tooled: Tooled) -> None:
