@@ -93,6 +93,12 @@ class SchedulerSettings(ServiceSettings):
     batch_max_in_flight: int = Field(16, ge=1, le=4096, description="sequences of batches that may run at a time")
     batch_model_wait_s: float = Field(600.0, ge=0, description="seconds that lines wait for a model that is not served")
     max_bodies_mb: int = Field(256, ge=1, description="request bodies that a frontend holds at a time, all together")
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = Field(
+        "auto", description="how models write calls of tools; auto: as their chat templates tell; none: calls stay text"
+    )
+    reasoning_parser: Literal["auto", "think", "none"] = Field(
+        "auto", description="think: split <think>…</think> from answers; auto: where the chat template knows it"
+    )
     plan_log: Path | None = Field(None, description="folder for a log of every input and plan (holds prompts)")
     plan_log_segment_mb: int = Field(64, ge=1, description="size at which the plan log begins a new file")
     plan_log_segments: int = Field(8, ge=1, description="files of the plan log that are kept")

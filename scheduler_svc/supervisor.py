@@ -92,6 +92,11 @@ class Supervisor:
             "--open-metrics" if settings.open_metrics else "--no-open-metrics",
             "--allow-no-api-keys" if settings.allow_no_api_keys else "--no-allow-no-api-keys",
         ]
+        # Unless the scheduler was told, what the frontends find in a table of their own holds.
+        if "tool_call_parser" in settings.model_fields_set:
+            limits += ["--tool-call-parser", settings.tool_call_parser]
+        if "reasoning_parser" in settings.model_fields_set:
+            limits += ["--reasoning-parser", settings.reasoning_parser]
         if settings.batch_dir is not None:
             limits += ["--batch-dir", str(settings.batch_dir)]
         if settings.api_keys is not None:

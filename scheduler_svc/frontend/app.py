@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scheduler_svc.batches.store_thread import StoreThread, open_thread
-from scheduler_svc.frontend import accounts, chat, completions, health, tokenization
+from scheduler_svc.frontend import absent, accounts, chat, completions, health, tokenization
 from scheduler_svc.frontend.auth import KeyCheck
 from scheduler_svc.frontend.batching import files, routes
 from scheduler_svc.frontend.frontend import Frontend
@@ -25,7 +25,7 @@ from scheduler_svc.http.errors import internal, unavailable
 
 log = structlog.get_logger()
 
-QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics", "/version", accounts.ROUTE)
+QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics", "/load", "/version", accounts.ROUTE)
 """Asked many times a minute; logged at debug level."""
 
 
@@ -56,7 +56,7 @@ def create_app(settings: FrontendSettings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.frontend = frontend
-    for module in (completions, chat, tokenization, accounts, files, routes, health, openapi):
+    for module in (completions, chat, tokenization, accounts, files, routes, health, openapi, absent):
         app.include_router(module.router)
     answer_errors(app)
     app.add_middleware(

@@ -7,17 +7,22 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from common.wire import SamplingParams, Submit
 from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.logprobs import JoinedLogprobs
+from scheduler_svc.frontend.logprobs import JoinedLogprobs, LogprobWriter
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.output import Entry, SequenceOutput
 from scheduler_svc.frontend.parameters import Parameters
+from scheduler_svc.frontend.parsing.message_reader import MessageReader, whole_message
 from scheduler_svc.frontend.prompts import Prompt
+from scheduler_svc.frontend.reading import Reading
 from scheduler_svc.frontend.scheduling import TimeLimit
-from scheduler_svc.frontend.shapes import Shape
+from scheduler_svc.frontend.shapes import Shape, part_payload
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Stream
+from scheduler_svc.frontend.token_fields import TokenFields, prompt_logprobs
 from scheduler_svc.http.errors import from_ending
 
 ENTRIES_AT_ONCE = 32
@@ -35,7 +40,10 @@ class Task:
     shape: Shape
     request_id: str
     logprobs: bool
+    tokens: TokenFields
     echo: bool = False
+    reading: Reading | None = None
+    """None: all text is content."""
 
 
 class Call:
@@ -55,10 +63,14 @@ class Call:
         """Logprob entries since other requests had a turn."""
         self._echoes: list[tuple[str, list[int]]] = []
         """For each prompt, its text and ids, where they are part of the answer."""
+        self._readers: list[MessageReader] = []
+        """For each output, where its text is more than content."""
         link.submit(generation, [self._request(place) for place in range(len(task.prompts))])
         for place, prompt in enumerate(task.prompts):
             self._follow(prompt, task.samplings[place])
         self._open = len(self._outputs)
+        if task.reading is not None:
+            self._readers = [task.reading.reader() for _ in self._outputs]
 
     # --- start ---
 
@@ -101,7 +113,8 @@ class Call:
             detokenizer = factory.create([], parameters.skip_special_tokens)
             echo = detokenizer.push(ids)
         else:
-            detokenizer = factory.create(ids, parameters.skip_special_tokens)
+            shown = frozenset() if self.task.reading is None else self.task.reading.markup
+            detokenizer = factory.create(ids, parameters.skip_special_tokens, shown)
         if self.task.echo and stream.choice % parameters.n == 0:
             self._echoes.append((echo, ids))
         return SequenceOutput(
@@ -112,6 +125,7 @@ class Call:
             include_stop=parameters.include_stop,
             min_tokens=min_tokens,
             offset=len(echo) if self.task.echo else 0,
+            keep_ids=self.task.tokens.ids,
         )
 
     # --- answers ---
@@ -161,18 +175,56 @@ class Call:
         if text is None:
             return
         choice = output.stream.choice
+        reason = None if output.reported else output.finish_reason
+        payloads = self._payloads(choice, text, final=reason is not None)
         if output.failure is not None:
-            if text:
-                writer.add_text(choice, text, self._logprobs(output.take_entries()), self._running_usage())
+            self._write_chunks(writer, output, payloads)
             raise from_ending(output.failure)
-        if output.finish_reason is not None and not output.reported:
+        if reason is not None:
             output.reported = True
-            logprobs = self._logprobs(output.take_entries())
-            writer.add_finish(choice, text, logprobs, output.finish_reason, output.stop_reason, self._running_usage())
-        elif text:
-            writer.add_text(choice, text, self._logprobs(output.take_entries()), self._running_usage())
+            self._write_chunks(writer, output, payloads[:-1])
+            last = (payloads[-1] if payloads else self.task.shape.payload("")) + self._ids_member(output)
+            logprobs, told = self._logprobs(output.take_entries()), self._finish_reason(choice, reason)
+            writer.add_finish(choice, last, logprobs, told, output.stop_reason, self._running_usage())
+        elif payloads:
+            self._write_chunks(writer, output, payloads)
         elif output.num_tokens:
             writer.open_choice(choice, self._running_usage())
+
+    def _write_chunks(self, writer: ChunkWriter, output: SequenceOutput, payloads: list[bytes]) -> None:
+        """What is told of the tokens goes with the first of them."""
+        for payload in payloads:
+            logprobs, choice = self._logprobs(output.take_entries()), output.stream.choice
+            writer.add(choice, payload + self._ids_member(output), logprobs, self._running_usage())
+
+    def _payloads(self, choice: int, text: str, *, final: bool) -> list[bytes]:
+        """The chunks' members that a text makes."""
+        if self._readers:
+            return [part_payload(part) for part in self._readers[choice].feed(text, final=final)]
+        return [self.task.shape.payload(text)] if text else []
+
+    def _ids_member(self, output: SequenceOutput) -> bytes:
+        """More members of a chunk's choice: the ids since the last chunk, with the first those of the prompt."""
+        ids = output.take_ids() if self.task.tokens.ids else None
+        if not ids:
+            return b""
+        is_first = len(ids) == output.num_tokens and not self.task.shape.tells_prompt_once
+        prompt = self._prompt_ids(output.stream.choice) if is_first else {}
+        return b"," + orjson.dumps({**prompt, "token_ids": ids})[1:-1]
+
+    def _prompt_ids(self, choice: int) -> dict[str, Any]:
+        """Where token ids are wanted."""
+        if not self.task.tokens.ids:
+            return {}
+        return {"prompt_token_ids": self.task.prompts[choice // self.task.parameters.n].ids.tolist()}
+
+    @property
+    def told_once(self) -> dict[str, Any]:
+        """Members of a streamed answer's first chunk."""
+        return self._prompt_ids(0) if self.task.shape.tells_prompt_once else {}
+
+    def _finish_reason(self, choice: int, reason: str) -> str:
+        return self._readers[choice].finish_reason(reason) if self._readers else reason
 
     def _take(self, output: SequenceOutput) -> str | None:
         """The text that an output has now; None while the scores of an echoed prompt are not complete."""
@@ -185,7 +237,8 @@ class Call:
             echo, ids = self._echoes[output.stream.choice // self.task.parameters.n]
             if self.task.logprobs:
                 output.entries = self._prompt_entries(ids, board) + output.entries
-                output.stream.prompt_scores = None
+                if self.task.tokens.prompt_logprobs is None:
+                    output.stream.prompt_scores = None
             text = echo
         finished = output.finished
         text += output.take()
@@ -221,24 +274,41 @@ class Call:
         }
 
     def _answer(self, texts: list[str], logprobs: list[JoinedLogprobs]) -> dict[str, Any]:
-        choices = [
-            {
-                "index": i,
-                **self.task.shape.choice(text),
-                "logprobs": logprobs[i].value() if self.task.logprobs else None,
-                "finish_reason": output.finish_reason,
-                "stop_reason": output.stop_reason,
-            }
-            for i, (text, output) in enumerate(zip(texts, self._outputs, strict=True))
-        ]
+        shape = self.task.shape
         return {
             "id": self.id,
-            "object": self.task.shape.object_name,
+            "object": shape.object_name,
             "created": self.created,
             "model": self.task.model.name,
-            "choices": choices,
+            "choices": [self._choice(output, texts[i], logprobs[i]) for i, output in enumerate(self._outputs)],
+            **(self._of_prompt(self._outputs[0]) if shape.tells_prompt_once else {}),
             "usage": self.usage(),
         }
+
+    def _choice(self, output: SequenceOutput, text: str, logprobs: JoinedLogprobs) -> dict[str, Any]:
+        task, index = self.task, output.stream.choice
+        if self._readers:
+            said = {"message": whole_message(self._readers[index].feed(text, final=True))}
+        else:
+            said = task.shape.choice(text)
+        return {
+            "index": index,
+            **said,
+            "logprobs": logprobs.value() if task.logprobs else None,
+            "finish_reason": self._finish_reason(index, output.finish_reason or ""),
+            "stop_reason": output.stop_reason,
+            **({} if task.shape.tells_prompt_once else self._of_prompt(output)),
+            **({"token_ids": output.take_ids()} if task.tokens.ids else {}),
+        }
+
+    def _of_prompt(self, output: SequenceOutput) -> dict[str, Any]:
+        """What is told of an output's prompt: its ids and scores, where they are wanted."""
+        told, top = self._prompt_ids(output.stream.choice), self.task.tokens.prompt_logprobs
+        board = output.stream.prompt_scores
+        if top is None or board is None:
+            return told
+        writer = LogprobWriter(self.task.model.tokenizer, top, skip_special_tokens=False)
+        return {**told, "prompt_logprobs": prompt_logprobs(board.prompt, board.scores, top, writer)}
 
     def summary(self) -> dict[str, Any]:
         """For the request's log line."""

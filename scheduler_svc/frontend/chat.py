@@ -13,9 +13,12 @@ from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.logprobs import LogprobWriter
 from scheduler_svc.frontend.parameters import MAX_LOGPROBS, MODEL, log_unknown, read_parameters
 from scheduler_svc.frontend.prompts import read_chat_prompt
+from scheduler_svc.frontend.reading import check_tools, read_reading
 from scheduler_svc.frontend.serving import check_streams, serve
 from scheduler_svc.frontend.shapes import ChatShape
 from scheduler_svc.frontend.streams import Generation
+from scheduler_svc.frontend.token_fields import read_token_fields
+from scheduler_svc.frontend.tools import read_tooling
 from scheduler_svc.frontend.unsupported import CHAT, refuse_unsupported
 from scheduler_svc.http.errors import invalid
 from scheduler_svc.http.field_kinds import Boolean, Integer
@@ -47,14 +50,25 @@ async def prepare(frontend: Frontend, fields: Fields, generation: Generation, re
     if wanted:
         parameters = replace(parameters, sampling=replace(parameters.sampling, logprobs=top or 0))
     add_special_tokens = bool(parameters.add_special_tokens)
-    prompt = await read_chat_prompt(fields, model, add_special_tokens, frontend.pool, generation)
+    tokens = read_token_fields(fields, parameters, model, 1)
+    if tokens.prompt_logprobs is not None:
+        parameters = replace(parameters, sampling=replace(parameters.sampling, prompt_logprobs=tokens.prompt_logprobs))
+    tooling = read_tooling(fields)
+    call_format = check_tools(tooling, model, frontend.settings)
+    prompt = await read_chat_prompt(
+        fields, model, add_special_tokens, frontend.pool, generation, tooling, keep=tokens.keep
+    )
+    reading = read_reading(fields, tooling, call_format, model, prompt.text or "", frontend.settings.reasoning_parser)
     log_unknown(fields)
+    writer = LogprobWriter(model.tokenizer, top or 0, parameters.skip_special_tokens, tokens.as_ids)
     return Task(
         model=model,
         parameters=parameters,
         prompts=[prompt],
         samplings=[parameters.sampling_for(model, len(prompt.ids), None, "messages")],
-        shape=ChatShape(LogprobWriter(model.tokenizer, top or 0, parameters.skip_special_tokens)),
+        shape=ChatShape(writer),
         request_id=request_id,
         logprobs=wanted,
+        tokens=tokens,
+        reading=reading,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -62,14 +64,22 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self._template: jinja2.Template | None = None
         self._problem = "the model has no chat template; use /v1/completions"
+        self.source = source
         self.names_developer = "developer" in source
+        self.names_tools = re.search(r"\btools\b", source) is not None
         if source:
             try:
                 self._template = _environment().from_string(source)
             except Exception as error:  # templates are not ours; whatever they hold, the model's other uses go on
                 self._problem = f"the model's chat template cannot be compiled: {error}"
 
-    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: dict[str, Any]) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> str:
         """The prompt text. Raises `ApiError` 400 with the template's own message."""
         if self._template is None:
             raise invalid("messages", self._problem, "no_chat_template")
@@ -79,7 +89,7 @@ class ChatTemplate:
                     **self._special_tokens,
                     **variables,
                     "messages": messages,
-                    "tools": None,
+                    "tools": list(tools) or None,
                     "documents": None,
                     "add_generation_prompt": add_generation_prompt,
                 }
@@ -87,11 +97,13 @@ class ChatTemplate:
         except Exception as error:  # whatever a template runs into, it was these messages that led there
             raise invalid("messages", f"chat template: {error}", "chat_template_error") from error
 
-    def render_open(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+    def render_open(
+        self, messages: list[dict[str, Any]], variables: dict[str, Any], tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         """The prompt text up to the end of the last message's content, so that the model goes on with that message."""
         final = messages[-1]["content"]
         marked = [*messages[:-1], {**messages[-1], "content": final + CONTINUE_MARK}]
-        text = self.render(marked, False, variables)
+        text = self.render(marked, False, variables, tools)
         place = text.rfind(CONTINUE_MARK.strip())
         if place < 0:
             raise invalid("continue_final_message", "the chat template does not show the final message's content")

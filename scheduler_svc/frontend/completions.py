@@ -16,6 +16,7 @@ from scheduler_svc.frontend.prompts import read_completion_prompts
 from scheduler_svc.frontend.serving import check_streams, serve
 from scheduler_svc.frontend.shapes import CompletionShape
 from scheduler_svc.frontend.streams import Generation
+from scheduler_svc.frontend.token_fields import read_token_fields
 from scheduler_svc.frontend.unsupported import COMPLETIONS, refuse_best_of, refuse_unsupported
 from scheduler_svc.http.field_kinds import Boolean, Integer
 from scheduler_svc.http.fields import Fields
@@ -47,19 +48,24 @@ async def prepare(frontend: Frontend, fields: Fields, generation: Generation, re
         check_streams(parameters, len(raw), frontend.settings.max_streams_per_request)
     else:
         check_streams(parameters, 1, frontend.settings.max_streams_per_request)
+    tokens = read_token_fields(fields, parameters, model, DEFAULT_MAX_TOKENS)
     log_unknown(fields)
-    if top is not None:
-        sampling = replace(parameters.sampling, logprobs=top, prompt_logprobs=top if echo else -1)
-        parameters = replace(parameters, sampling=sampling)
+    scored = max(
+        top if echo and top is not None else -1, -1 if tokens.prompt_logprobs is None else tokens.prompt_logprobs
+    )
+    sampling = replace(parameters.sampling, logprobs=-1 if top is None else top, prompt_logprobs=scored)
+    parameters = replace(parameters, sampling=sampling)
     add_special_tokens = True if parameters.add_special_tokens is None else parameters.add_special_tokens
-    prompts = await read_completion_prompts(fields, model, add_special_tokens, frontend.pool, generation)
+    prompts = await read_completion_prompts(fields, model, add_special_tokens, frontend.pool, generation, tokens.keep)
+    writer = LogprobWriter(model.tokenizer, top or 0, parameters.skip_special_tokens, tokens.as_ids)
     return Task(
         model=model,
         parameters=parameters,
         prompts=prompts,
         samplings=[parameters.sampling_for(model, len(p.ids), DEFAULT_MAX_TOKENS, "prompt") for p in prompts],
-        shape=CompletionShape(LogprobWriter(model.tokenizer, top or 0, parameters.skip_special_tokens)),
+        shape=CompletionShape(writer),
         request_id=request_id,
         logprobs=top is not None,
         echo=echo,
+        tokens=tokens,
     )

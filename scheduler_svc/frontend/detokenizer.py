@@ -22,6 +22,11 @@ MAX_HELD_BYTES = 64
 """A run of byte tokens is certain only when it ends (one bad byte spoils all of it), but no more than this is held."""
 
 
+_View = tuple[bool, frozenset[str]]
+"""Whether special tokens are skipped, and which of them nevertheless are not."""
+_NONE: frozenset[str] = frozenset()
+
+
 class Detokenizer(Protocol):
     """Turns the tokens of one sequence into text, a few at a time."""
 
@@ -234,18 +239,18 @@ def _beyond(text: str, shown: str) -> str:
 class WindowDetokenizer:
     """For other decoders: the difference between two decodings of a window, held while it ends in U+FFFD."""
 
-    __slots__ = ("_ids", "_read", "_skip_special", "_start", "_tokenizer")
+    __slots__ = ("_ids", "_read", "_skipped", "_start", "_tokenizer")
     tentative = ""
     CONTEXT = 8
     """Tokens before the new ones that their decoding may depend on."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, prompt: Sequence[int], skip_special: bool) -> None:
-        self._tokenizer, self._skip_special = tokenizer, skip_special
-        self._ids = list(prompt[-self.CONTEXT :])
+    def __init__(self, tokenizer: tokenizers.Tokenizer, prompt: Sequence[int], skipped: frozenset[int]) -> None:
+        self._tokenizer, self._skipped = tokenizer, skipped
+        self._ids = [token for token in prompt[-self.CONTEXT :] if token not in skipped]
         self._start, self._read = 0, len(self._ids)
 
     def push(self, ids: Iterable[int]) -> str:
-        self._ids.extend(ids)
+        self._ids.extend(token for token in ids if token not in self._skipped)
         return self._advance(final=False)
 
     def finish(self) -> str:
@@ -253,8 +258,8 @@ class WindowDetokenizer:
         return text.rstrip(REPLACEMENT) + REPLACEMENT if text.endswith(REPLACEMENT) else text
 
     def _advance(self, final: bool) -> str:
-        before = self._tokenizer.decode(self._ids[self._start : self._read], self._skip_special)
-        after = self._tokenizer.decode(self._ids[self._start :], self._skip_special)
+        before = self._tokenizer.decode(self._ids[self._start : self._read], False)
+        after = self._tokenizer.decode(self._ids[self._start :], False)
         if len(after) <= len(before) or (after.endswith(REPLACEMENT) and not final):
             return ""
         self._start = max(self._start, len(self._ids) - self.CONTEXT)
@@ -268,36 +273,51 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
-        special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self._special = {t.content: i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
         decoder = {} if tokenizer.decoder is None else json.loads(tokenizer.decoder.__getstate__())
-        self._byte_level: dict[bool, ByteLevelPieces] = {}
-        self._fallback: dict[bool, FallbackPieces] = {}
-        self._strip = (" ", 0)
-        rules = None if decoder.get("type") == "ByteLevel" else _fallback_rules(decoder)
-        for skip in (False, True):
-            skipped = special if skip else frozenset()
-            if decoder.get("type") == "ByteLevel":
-                self._byte_level[skip] = ByteLevelPieces(tokenizer, skipped)
-            elif rules is not None:
-                replaces, with_bytes, self._strip = rules
-                self._fallback[skip] = FallbackPieces(tokenizer, skipped, replaces, with_bytes)
+        self._is_byte_level = decoder.get("type") == "ByteLevel"
+        self._rules = None if self._is_byte_level else _fallback_rules(decoder)
+        self._skipped: dict[_View, frozenset[int]] = {}
+        self._byte_level: dict[_View, ByteLevelPieces] = {}
+        self._fallback: dict[_View, FallbackPieces] = {}
 
-    def create(self, prompt: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
-        """A detokenizer for what follows this prompt."""
-        if self._byte_level:
-            return ByteLevelDetokenizer(self._byte_level[skip_special_tokens], prompt)
-        if self._fallback:
-            return FallbackDetokenizer(self._fallback[skip_special_tokens], prompt, self._strip)
-        return WindowDetokenizer(self._tokenizer, prompt, skip_special_tokens)
+    def create(self, prompt: Sequence[int], skip_special_tokens: bool, shown: frozenset[str] = _NONE) -> Detokenizer:
+        """A detokenizer for what follows this prompt. `shown`: special tokens that are not skipped with the others."""
+        view = (skip_special_tokens, shown)
+        if self._is_byte_level:
+            return ByteLevelDetokenizer(self._byte_pieces(view), prompt)
+        if self._rules is not None:
+            replaces, with_bytes, strip = self._rules
+            return FallbackDetokenizer(self._fallback_pieces(view, replaces, with_bytes), prompt, strip)
+        return WindowDetokenizer(self._tokenizer, prompt, self._skips(view))
 
     def token_bytes(self, token: int, skip_special_tokens: bool = False) -> bytes:
         """What one token adds to the text, as UTF-8 bytes; part of a character where the token is one."""
-        if self._byte_level:
-            return self._byte_level[skip_special_tokens][token]
-        if self._fallback:
-            piece = self._fallback[skip_special_tokens][token]
+        view = (skip_special_tokens, _NONE)
+        if self._is_byte_level:
+            return self._byte_pieces(view)[token]
+        if self._rules is not None:
+            piece = self._fallback_pieces(view, *self._rules[:2])[token]
             return bytes((piece,)) if isinstance(piece, int) else (piece or "").encode()
         return self._tokenizer.decode([token], skip_special_tokens).encode()
+
+    def _skips(self, view: _View) -> frozenset[int]:
+        """Tokens that add no text."""
+        if view not in self._skipped:
+            skip, shown = view
+            special = self._special.items() if skip else ()
+            self._skipped[view] = frozenset(token for content, token in special if content not in shown)
+        return self._skipped[view]
+
+    def _byte_pieces(self, view: _View) -> ByteLevelPieces:
+        if view not in self._byte_level:
+            self._byte_level[view] = ByteLevelPieces(self._tokenizer, self._skips(view))
+        return self._byte_level[view]
+
+    def _fallback_pieces(self, view: _View, replaces: list[tuple[str, str]], with_bytes: bool) -> FallbackPieces:
+        if view not in self._fallback:
+            self._fallback[view] = FallbackPieces(self._tokenizer, self._skips(view), replaces, with_bytes)
+        return self._fallback[view]
 
 
 def _fallback_rules(decoder: dict[str, Any]) -> tuple[list[tuple[str, str]], bool, tuple[str, int]] | None:

@@ -1,4 +1,4 @@
-"""`GET /health…`, `/version`, `/v1/models` and `/metrics`: all answered from what the core told last, at once."""
+"""`GET /health…`, `/version`, `/load`, `/v1/models` and `/metrics`: all from what the core told last, at once."""
 
 from __future__ import annotations
 
@@ -47,6 +47,13 @@ def _status(good: bool, word: str) -> Response:
 @router.get("/version")
 async def tell_version() -> Response:
     return _json({"version": VERSION})
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """In vLLM's shape: how many sequences wait or run in the whole service, not at this frontend alone."""
+    stats = frontend_of(request).link.stats
+    return _json({"server_load": 0 if stats is None else int(stats.gauges.get("gilir_live_sequences", 0))})
 
 
 @router.get("/v1/models")

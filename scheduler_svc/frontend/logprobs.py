@@ -22,14 +22,18 @@ def finite(value: float) -> float:
 class LogprobWriter:
     """Writes entries for one request: `top` is how many alternatives it asked for."""
 
-    def __init__(self, tokenizer: Tokenizer, top: int, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, top: int, skip_special_tokens: bool, as_ids: bool = False) -> None:
+        """`as_ids`: tokens are named `token_id:5`."""
         self._tokenizer, self._top, self._skip_special_tokens = tokenizer, top, skip_special_tokens
+        self._as_ids = as_ids
         self._strings: dict[int, str] = {}
         self._bytes: dict[int, list[int]] = {}
         """Of the tokens that were written: the same few come again and again."""
 
     def token_string(self, token: int) -> str:
         """The token's text; `bytes:\\xe4\\xb8` for one that is no whole UTF-8 text of its own."""
+        if self._as_ids:
+            return f"token_id:{token}"
         text = self._strings.get(token)
         if text is None:
             text = self._strings[token] = _as_text(self._tokenizer.detokenizers.token_bytes(token))

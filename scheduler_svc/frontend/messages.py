@@ -43,6 +43,9 @@ def _read_message(path: str, item: Any) -> dict[str, Any]:
     message["content"] = _read_content(f"{path}.content", item.get("content"), optional=role == "assistant")
     if "name" in message and type(message["name"]) is not str:
         raise invalid(f"{path}.name", f"{path}.name: expected a string, got {show(message['name'])}")
+    if "tool_call_id" in message and type(message["tool_call_id"]) is not str:
+        text = f"{path}.tool_call_id: expected a string, got {show(message['tool_call_id'])}"
+        raise invalid(f"{path}.tool_call_id", text)
     if "tool_calls" in message:
         message["tool_calls"] = _read_tool_calls(f"{path}.tool_calls", message["tool_calls"])
     return message

@@ -25,7 +25,9 @@ class NumberDetokenizers(DetokenizerFactory):
     def __init__(self) -> None:
         pass
 
-    def create(self, prompt: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+    def create(
+        self, prompt: Sequence[int], skip_special_tokens: bool, shown: frozenset[str] = frozenset()
+    ) -> Detokenizer:
         return NumberDetokenizer()
 
     def token_bytes(self, token: int, skip_special_tokens: bool = False) -> bytes:

@@ -36,7 +36,9 @@ class SequenceOutput:
         include_stop: bool,
         min_tokens: int,
         offset: int,
+        keep_ids: bool = False,
     ) -> None:
+        """`keep_ids`: `take_ids` is wanted."""
         self.stream, self._detokenizer = stream, detokenizer
         self._ending_ids = frozenset() if include_stop else ending_ids
         """Tokens that are not shown if the sequence ends with them."""
@@ -58,6 +60,7 @@ class SequenceOutput:
         """The finish reason has been given out."""
         self.entries: list[Entry] = []
         """Logprob entries of the tokens worked off."""
+        self._ids: list[int] | None = [] if keep_ids else None
 
     @property
     def finished(self) -> bool:
@@ -67,6 +70,11 @@ class SequenceOutput:
         """Entries since the last call."""
         entries, self.entries = self.entries, []
         return entries
+
+    def take_ids(self) -> list[int]:
+        """Tokens since the last call, as many as `num_tokens` counts."""
+        ids, self._ids = self._ids or [], []
+        return ids
 
     def take(self) -> str:
         """Work off what came. Sets `finish_reason` at a normal ending, `failure` at another."""
@@ -90,6 +98,8 @@ class SequenceOutput:
 
     def _take_plain(self, tokens: list[int]) -> str:
         self.num_tokens += len(tokens)
+        if self._ids is not None:
+            self._ids += tokens
         if self._held is not None:
             tokens.insert(0, self._held[0])
             self._held = None
@@ -106,6 +116,8 @@ class SequenceOutput:
                 if self.finished:
                     return text
             self.num_tokens += 1
+            if self._ids is not None:
+                self._ids.append(token)
             entry = None if scores is None else scores[i]
             if token in self._ending_ids:
                 self._held = (token, entry)

@@ -75,7 +75,7 @@ async def _serve(request: Request, prepare: Prepare, fields: Fields, held: HeldB
         if not task.parameters.stream:
             return Response(orjson.dumps(await call.collect()), media_type="application/json")
         with_usage = task.parameters.stream_options.usage
-        writer = ChunkWriter(call.id, call.created, task.model.name, task.shape, with_usage)
+        writer = ChunkWriter(call.id, call.created, task.model.name, task.shape, with_usage, call.told_once)
         response = EventStream(call, writer, await call.chunks(writer), end)
         streaming = True
         return response

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -41,6 +41,12 @@ class FrontendSettings(ServiceSettings):
     )
     tokenizer_threads: int = Field(
         2, ge=1, le=64, description="threads for long prompts and large chats; one more for those that will hardly fit"
+    )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = Field(
+        "auto", description="how models write calls of tools; auto: as their chat templates tell; none: calls stay text"
+    )
+    reasoning_parser: Literal["auto", "think", "none"] = Field(
+        "auto", description="think: split <think>…</think> from answers; auto: where the chat template knows it"
     )
 
     batch_dir: Path | None = Field(None, description="folder of files and batches; none: they are off")

@@ -9,6 +9,7 @@ import orjson
 
 from scheduler_svc.frontend.logprobs import LogprobWriter
 from scheduler_svc.frontend.output import Entry
+from scheduler_svc.frontend.parsing.parts import Arguments, CallStart, Content, Part, Reasoning
 
 
 class Shape(Protocol):
@@ -17,6 +18,8 @@ class Shape(Protocol):
     object_name: str
     chunk_object_name: str
     id_prefix: str
+    tells_prompt_once: bool
+    """What is told of a prompt stands beside the choices, not in each of them."""
 
     def payload(self, text: str) -> bytes:
         """A chunk's text, as the JSON member of its choice."""
@@ -36,6 +39,7 @@ class CompletionShape:
 
     object_name = chunk_object_name = "text_completion"
     id_prefix = "cmpl-"
+    tells_prompt_once = False
 
     def __init__(self, logprobs: LogprobWriter) -> None:
         self._logprobs = logprobs
@@ -59,6 +63,7 @@ class ChatShape:
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
+    tells_prompt_once = True
 
     def __init__(self, logprobs: LogprobWriter) -> None:
         self._logprobs = logprobs
@@ -74,3 +79,18 @@ class ChatShape:
 
     def choice(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+
+def part_payload(part: Part) -> bytes:
+    """A part of a chat's message, as the member of its chunk's choice: a call's id and name first, then arguments."""
+    match part:
+        case Content(text):
+            delta: dict[str, Any] = {"content": text}
+        case Reasoning(text):
+            delta = {"reasoning_content": text}
+        case CallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            delta = {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case Arguments(index, text):
+            delta = {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+    return b'"delta":' + orjson.dumps(delta)

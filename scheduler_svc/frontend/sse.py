@@ -15,9 +15,19 @@ DONE = b"data: [DONE]\n\n"
 class ChunkWriter:
     """Writes the chunks of one streamed answer. `with_usage`: chunks carry a usage member, null or told."""
 
-    def __init__(self, answer_id: str, created: int, model: str, shape: Shape, with_usage: bool) -> None:
+    def __init__(
+        self,
+        answer_id: str,
+        created: int,
+        model: str,
+        shape: Shape,
+        with_usage: bool,
+        told_once: dict[str, Any] | None = None,
+    ) -> None:
+        """`told_once`: more members of the first chunk."""
         head = {"id": answer_id, "object": shape.chunk_object_name, "created": created, "model": model}
         self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._first_head = b"data: " + orjson.dumps(head | (told_once or {}))[:-1] + b',"choices":['
         self._shape, self._with_usage = shape, with_usage
         self._starts: dict[int, bytes] = {}
         self._end = b',"usage":null}\n\n' if with_usage else b"}\n\n"
@@ -33,32 +43,36 @@ class ChunkWriter:
         """Write the opening chunk of a choice if it has not been. Returns what each of its chunks starts with."""
         start = self._starts.get(choice)
         if start is None:
-            start = self._starts[choice] = self._head + b'{"index":%d,' % choice
+            place = b'{"index":%d,' % choice
+            start = self._starts[choice] = self._head + place
             opening = self._shape.opening()
             if opening:
-                self._add(start + opening, None, b"null", usage)
+                self._add(
+                    (start if len(self._starts) > 1 else self._first_head + place) + opening, None, b"null", usage
+                )
         return start
 
-    def add_text(self, choice: int, text: str, logprobs: Any, usage: dict[str, Any] | None) -> None:
+    def add(self, choice: int, payload: bytes, logprobs: Any, usage: dict[str, Any] | None) -> None:
+        """One chunk of a choice. `payload`: its members."""
         start = self.open_choice(choice, usage)
         if logprobs is None and usage is None:
-            self.unsent.append(b"".join((start, self._shape.payload(text), self._plain_end)))
+            self.unsent.append(b"".join((start, payload, self._plain_end)))
         else:
-            self._add(start + self._shape.payload(text), logprobs, b"null", usage)
+            self._add(start + payload, logprobs, b"null", usage)
 
     def add_finish(
         self,
         choice: int,
-        text: str,
+        payload: bytes,
         logprobs: Any,
         finish_reason: str,
         stop_reason: str | int | None,
         usage: dict[str, Any] | None,
     ) -> None:
-        """The last chunk of a choice, with the last of its text."""
+        """The last chunk of a choice, with the last of its members."""
         start = self.open_choice(choice, usage)
         reasons = orjson.dumps(finish_reason) + b',"stop_reason":' + orjson.dumps(stop_reason)
-        self._add(start + self._shape.payload(text), logprobs, reasons, usage)
+        self._add(start + payload, logprobs, reasons, usage)
 
     def _add(self, start: bytes, logprobs: Any, finish: bytes, usage: dict[str, Any] | None) -> None:
         told = b"null" if logprobs is None else orjson.dumps(logprobs)

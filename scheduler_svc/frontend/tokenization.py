@@ -20,6 +20,7 @@ from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.parameters import ADD_SPECIAL_TOKENS, MODEL, token_ids
 from scheduler_svc.frontend.prompts import read_rendering, run_in_pool
 from scheduler_svc.frontend.streams import Generation
+from scheduler_svc.frontend.tools import read_tooling
 from scheduler_svc.http.body import MAX_COMMAS, parse_fields, read_body
 from scheduler_svc.http.errors import invalid
 from scheduler_svc.http.field_kinds import Boolean, Text
@@ -57,7 +58,8 @@ async def tokenize(request: Request) -> Response:
         text = PROMPT.read(fields)
         if fields.raw("messages") is not None:
             doubtful = fields.size > model.usual_text
-            text = await run_in_pool(frontend.pool, generation, read_rendering(fields, model), doubtful=doubtful)
+            rendering = read_rendering(fields, model, read_tooling(fields))
+            text = await run_in_pool(frontend.pool, generation, rendering, doubtful=doubtful)
             add_special_tokens = ADD_SPECIAL_TOKENS.read_or(fields, False)
         elif text is not None:
             add_special_tokens = ADD_SPECIAL_TOKENS.read_or(fields, True)

@@ -12,7 +12,7 @@ import jsonschema_rs
 from fake_core import FakeCore
 from fastapi.testclient import TestClient
 from frontend_service import BYTE_LEVEL, wait_until
-from tokenizers_for_tests import CHATML, byte_level, card
+from tokenizers_for_tests import TOOL_CHAT, byte_level, card
 
 from scheduler_svc.frontend.app import create_app
 from scheduler_svc.frontend.settings import FrontendSettings
@@ -46,7 +46,7 @@ class World:
 def open_world(folder: Path) -> Iterator[World]:
     """Start it, with batches."""
     address = f"ipc://{folder}/{uuid.uuid4().hex[:8]}"
-    core = FakeCore(address, [card(BYTE_LEVEL, byte_level(), CHATML)])
+    core = FakeCore(address, [card(BYTE_LEVEL, byte_level(), TOOL_CHAT)])
     settings = FrontendSettings(core=address, batch_dir=folder / "batches", max_streams_per_request=128)
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         wait_until(lambda: client.get("/health").status_code == 200 and client.get("/v1/models").json()["data"] != [])

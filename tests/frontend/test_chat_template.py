@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tokenizers_for_tests import CHATML, LLAMA_CHAT
+from tokenizers_for_tests import CHATML, LLAMA_CHAT, TOOL_CHAT
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from scheduler_svc.frontend.chat_template import ChatTemplate, template_source
@@ -46,6 +46,23 @@ def render(source: str, messages: list[dict[str, Any]], **variables: Any) -> str
 def test_rendering_equals_that_of_transformers(source: str, add_generation_prompt: bool) -> None:
     theirs = render_jinja_template([TURNS], None, None, source, add_generation_prompt=add_generation_prompt, **SPECIAL)
     assert render(source, TURNS, add_generation_prompt=add_generation_prompt) == theirs[0][0]
+
+
+def test_tools_are_rendered_as_transformers_renders_them() -> None:
+    function = {"name": "f", "description": "<é>", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": [1, "é"]}}}
+    turns = [
+        TURNS[0],
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+    theirs = render_jinja_template([turns], tools, None, TOOL_CHAT, add_generation_prompt=True, **SPECIAL)
+    template = ChatTemplate(TOOL_CHAT, SPECIAL)
+    assert template.names_tools and not ChatTemplate(CHATML, SPECIAL).names_tools
+    assert template.render(turns, True, {}, tools) == theirs[0][0]
+    theirs = render_jinja_template([TURNS[:2]], tools, None, TOOL_CHAT, continue_final_message=True, **SPECIAL)
+    assert template.render_open(TURNS[:2], {}, tools) == theirs[0][0]
 
 
 @pytest.mark.parametrize("source", [CHATML, LLAMA_CHAT, "{% for m in messages %}{{ m.content | trim }}|{% endfor %}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
@@ -218,3 +219,23 @@ def test_token_bytes_join_to_the_text(name: str) -> None:
     ids = TOKENIZERS[name].encode("x" + HARD_TEXT, add_special_tokens=False).ids
     joined = b"".join(FACTORIES[name].token_bytes(token) for token in ids).decode()
     assert joined.removeprefix(" ") == "x" + HARD_TEXT
+
+
+@pytest.mark.parametrize("make", [lambda: byte_level()[0], lambda: byte_fallback()[0], word_level])
+def test_special_tokens_that_are_shown_though_others_are_not(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    tokenizer.add_special_tokens(["[MARK]", "[OTHER]"])
+    factory = DetokenizerFactory(tokenizer)
+    word = tokenizer.encode("the", add_special_tokens=False).ids
+    mark, other = tokenizer.token_to_id("[MARK]"), tokenizer.token_to_id("[OTHER]")
+
+    def text(*shown: str, skip: bool = True) -> str:
+        detokenizer = factory.create(word, skip, frozenset(shown))
+        return "".join([detokenizer.push([token]) for token in [mark, *word, other, *word]]) + detokenizer.finish()
+
+    assert [("[MARK]" in t, "[OTHER]" in t) for t in (text(), text("[MARK]"), text("[MARK]", skip=False))] == [
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
+    assert text("[MARK]").replace("[MARK]", "").split() == text().split()

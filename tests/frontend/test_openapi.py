@@ -11,6 +11,7 @@ from described_frontend import BODIES, MESSAGES, WINDOW, World, open_world
 from fake_core import Answer
 from fastapi import FastAPI
 from frontend_service import BYTE_LEVEL, events
+from tokenizers_for_tests import byte_level
 
 from common.wire import Account, EndReason, SequenceAccount
 from scheduler_svc.frontend.openapi.document import build
@@ -76,6 +77,33 @@ def test_generated_answers_are_as_described(world: World, body: str, name: str, 
     assert set(content) == {"application/json", "text/event-stream"}
 
 
+TOLD = {"return_token_ids": True, "return_tokens_as_token_ids": True, "max_tokens": 100}
+
+
+@pytest.mark.parametrize(
+    ("body", "name"), [("CreateCompletion", "Completion"), ("CreateChatCompletion", "ChatCompletion")]
+)
+def test_answers_with_token_ids_and_scores_are_as_described(world: World, body: str, name: str) -> None:
+    path, asked = BODIES[body]
+    scores = [[(5, -0.5), (9, -0.25)], [(6, -float("inf"))]]
+    world.core.answer(Answer([5, 6], prompt_scores=scores))
+    check(world, name, world.client.post(path, json={**asked, **TOLD, "prompt_logprobs": 1}).json())
+    for chunk in events(world.client.post(path, json={**asked, **TOLD, "stream": True, "n": 2})):
+        check(world, f"{name}Chunk", chunk)
+
+
+def test_answers_with_calls_are_as_described(world: World) -> None:
+    path, asked = BODIES["CreateChatCompletion"]
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    world.core.answer(Answer(byte_level()[0].encode(text).ids))
+    asked = {**asked, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    answer = world.client.post(path, json=asked).json()
+    check(world, "ChatCompletion", answer)
+    assert answer["choices"][0]["finish_reason"] == "tool_calls" and answer["choices"][0]["message"]["tool_calls"]
+    for chunk in events(world.client.post(path, json={**asked, "stream": True})):
+        check(world, "ChatCompletionChunk", chunk)
+
+
 def test_other_answers_are_as_described(world: World) -> None:
     sequence = SequenceAccount(0, "waiting", "seats", "", 1.0, {"seats": 1.0}, 0, 3, 0, 0, 0, 0)
     world.core.accounts["mine"] = Account(0, "m", 1, (sequence,))
@@ -88,6 +116,7 @@ def test_other_answers_are_as_described(world: World) -> None:
         ("Tokenized", post("/tokenize", json={"messages": MESSAGES})),
         ("Detokenized", post("/detokenize", json={"tokens": [5]})),
         ("Version", get("/version")),
+        ("Load", get("/load")),
         ("Live", get("/health/live")),
         ("Ready", get("/health/ready")),
         ("Ready", get("/health")),

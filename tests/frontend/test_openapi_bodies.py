@@ -17,6 +17,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "add_generation_prompt": {"continue_final_message": False},
     "continue_final_message": {"add_generation_prompt": False},
+    "tool_choice": {"tools": [{"type": "function", "function": {"name": "f"}}]},
 }
 """What a field needs beside it."""
 OTHER_RULES = {("best_of", 128), ("min_tokens", 1 << 24), ("add_generation_prompt", True)}
@@ -123,6 +124,14 @@ def test_values_in_range_are_taken_and_others_are_400(world: World, name: str) -
 
 
 CALL = {"function": {"name": "f", "arguments": "{}"}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def tools_of(**function: Any) -> list[dict[str, Any]]:
+    """One tool, of this function."""
+    return [{"type": "function", "function": {"name": "f", **function}}]
+
+
 INNER: list[tuple[str, str, list[Any], list[Any]]] = [
     (
         "CreateCompletion",
@@ -148,7 +157,7 @@ INNER: list[tuple[str, str, list[Any], list[Any]]] = [
         [
             [{"role": "user", "content": ["a", {"type": "text", "text": "b"}], "more": 5}],
             [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [CALL], "name": None}],
-            [*MESSAGES, {"role": "assistant"}, {"role": "tool", "content": []}],
+            [*MESSAGES, {"role": "assistant"}, {"role": "tool", "content": [], "tool_call_id": "1"}],
         ],
         [
             [],
@@ -160,10 +169,34 @@ INNER: list[tuple[str, str, list[Any], list[Any]]] = [
             [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}],
             [{"role": "user", "content": [{"type": "text"}]}],
             [{"role": "user", "content": "x", "name": 5}],
+            [{"role": "tool", "content": "x", "tool_call_id": 5}],
             [{"role": "assistant", "tool_calls": [5]}],
             [{"role": "assistant", "tool_calls": [{"function": {}}]}],
         ],
     ),
+    (
+        "CreateChatCompletion",
+        "tools",
+        [
+            [],
+            tools_of(description="x", parameters={}, strict=True),
+            tools_of(name="a.b:c/d-E_9", description=None, parameters=None, strict=None),
+            [{"type": None, **tools_of()[0], "more": 5}],
+        ],
+        [
+            [5],
+            [{}],
+            [{"type": "retrieval", "function": {"name": "f"}}],
+            [{"type": "function", "function": {}}],
+            *(tools_of(name=name) for name in ("", "a b", "f\n", "f" * 129, 5, None)),
+            tools_of(description="x" * 65_537),
+            tools_of(parameters="{}"),
+            tools_of(strict="yes"),
+        ],
+    ),
+    ("CreateChatCompletion", "tool_choice", ["none", "auto"], ["any", "required", 5, {}, NAMED]),
+    ("TokenizeMessages", "tools", [tools_of()], [[{}]]),
+    ("CreateChatCompletion", "truncate_prompt_tokens", [-1, 1, 5], [0, -2, 1.5]),
     ("Detokenize", "tokens", [[], [0]], [[-1], [1.5], ["x"], [True]]),
     ("CreateBatch", "completion_window", ["1m", "30d"], ["0m", "24", "h", "24h ", "1d\n"]),
     (

@@ -21,6 +21,15 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+TOOL_CHAT = (
+    "{% if tools %}{{ '<tools>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '</tools>' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content }}"
+    "{% for call in message.tool_calls %}{% if call.function.arguments is not mapping %}{{ raise_exception('no') }}"
+    "{% endif %}{{ '<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}"
+    "{% if message.tool_call_id %}{{ '(' + message.tool_call_id + ')' }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""Knows tools, and writes calls as Hermes does."""
 LLAMA_CHAT = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"

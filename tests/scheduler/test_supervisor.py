@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +62,19 @@ def test_the_limits_of_batches_reach_the_processes_that_hold_them(tmp_path: Path
     assert (frontend.batch_dir, frontend.batch_max_file_mb, frontend.batch_max_tenant_mb) == (tmp_path, 3, 4)
     runner = RunnerSettings.from_command_line(flags["batch-runner"])
     assert (runner.batch_dir, runner.batch_max_in_flight, runner.batch_model_wait_s) == (tmp_path, 5, 6)
+
+
+@pytest.mark.parametrize("told", [{}, {"tool_call_parser": "mistral", "reasoning_parser": "think"}], ids=["no", "yes"])
+def test_how_answers_are_read_reaches_the_processes_that_read_them(
+    told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the scheduler is told goes before the frontends' own table, which holds otherwise."""
+    config = tmp_path / "gilir.toml"
+    config.write_text('[frontend]\ntool_call_parser = "hermes"\n')
+    monkeypatch.setenv("GILIR_CONFIG", str(config))
+    with socket.socket() as listener:
+        supervisor = Supervisor(SchedulerSettings(**told), listener, "ipc:///nowhere")
+    [child] = supervisor._children
+    frontend = FrontendSettings.from_command_line(child.command[3:])
+    wanted = ("mistral", "think") if told else ("hermes", "auto")
+    assert (frontend.tool_call_parser, frontend.reasoning_parser) == wanted

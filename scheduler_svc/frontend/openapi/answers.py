@@ -18,10 +18,16 @@ from scheduler_svc.frontend.openapi.schemas import (
     record,
     ref,
 )
+from scheduler_svc.frontend.openapi.tool_calling import tool_call_deltas, tool_calls
 from scheduler_svc.frontend.output import FINISH_REASONS
 from scheduler_svc.frontend.shapes import ChatShape, CompletionShape
 
 FINISH = choice(sorted(set(FINISH_REASONS.values())))
+CHAT_FINISH = choice((*FINISH["enum"], "tool_calls"))
+TOKEN_IDS: Schema = {**array(COUNT), "description": "With return_token_ids."}
+IDS_OF_PROMPT = {"prompt_token_ids": TOKEN_IDS}
+OF_CHUNKS = ("id", "object", "created", "model", "choices")
+"""What each event of a stream has."""
 STOP_REASON: Schema = {
     "type": ["string", "integer", "null"],
     "description": "The stop string or the id of the stop token that ended it.",
@@ -46,6 +52,8 @@ def schemas() -> dict[str, Schema]:
         "Tokenized": _tokenized(),
         "Detokenized": record({"prompt": STRING}),
         "TokenizerInfo": _tokenizer_info(),
+        "PromptLogprobs": _prompt_logprobs(),
+        "Load": record({"server_load": {**COUNT, "description": "Sequences that wait or run."}}),
         "Version": record({"version": STRING}),
     }
 
@@ -79,7 +87,10 @@ def _usage() -> Schema:
     )
 
 
-def _answer(name: str, prefix: str, choices: Schema, usage: Schema, required: tuple[str, ...] = ()) -> Schema:
+def _answer(
+    name: str, prefix: str, choices: Schema, usage: Schema, required: tuple[str, ...] = (), **more: Schema
+) -> Schema:
+    """`more`: members that are not always there."""
     head = {
         "id": {"type": "string", "pattern": f"^{prefix}", "description": f"{prefix} and the request's id"},
         "object": constant(name),
@@ -88,41 +99,34 @@ def _answer(name: str, prefix: str, choices: Schema, usage: Schema, required: tu
         "choices": array(choices),
         "usage": usage,
     }
-    return record(head, required=required or None)
+    return record({**head, **more}, required=required or head)
 
 
-def _chunk(name: str, prefix: str, member: dict[str, Schema], logprobs: Schema) -> Schema:
-    """An event of a stream. Each choice has one chunk with a finish reason; that of the usage has no choices."""
+def _chunk_choice(member: dict[str, Schema], logprobs: Schema, finish: Schema, **more: Schema) -> Schema:
+    """A choice of an event of a stream; one of its chunks has a finish reason."""
+    parts = {"index": INDEX, **member, "logprobs": nullable(logprobs), "finish_reason": nullable(finish)}
+    optional = {"stop_reason": STOP_REASON, "token_ids": TOKEN_IDS}
+    return record({**parts, **optional, **more}, required=parts)
+
+
+def _whole(member: dict[str, Schema], logprobs: Schema, finish: Schema, **more: Schema) -> Schema:
+    """A choice of an answer that is not streamed. `more`: members that are not always there."""
     parts = {
-        "index": INDEX, **member, "logprobs": nullable(logprobs), "finish_reason": nullable(FINISH),
-        "stop_reason": STOP_REASON,
+        "index": INDEX, **member, "logprobs": nullable(logprobs), "finish_reason": finish, "stop_reason": STOP_REASON,
     }  # fmt: skip
-    choices = record(parts, required=[part for part in parts if part != "stop_reason"])
-    always = ("id", "object", "created", "model", "choices")
-    return _answer(name, prefix, choices, nullable(ref("Usage")), always)
-
-
-def _whole(member: dict[str, Schema], logprobs: Schema) -> Schema:
-    """A choice of an answer that is not streamed."""
-    return record(
-        {
-            "index": INDEX,
-            **member,
-            "logprobs": nullable(logprobs),
-            "finish_reason": FINISH,
-            "stop_reason": STOP_REASON,
-        }
-    )
+    return record({**parts, "token_ids": TOKEN_IDS, **more}, required=parts)
 
 
 def _completion() -> Schema:
-    choices = _whole({"text": STRING}, ref("CompletionLogprobs"))
+    scores = {"prompt_logprobs": ref("PromptLogprobs")}
+    choices = _whole({"text": STRING}, ref("CompletionLogprobs"), FINISH, **IDS_OF_PROMPT, **scores)
     return _answer(CompletionShape.object_name, CompletionShape.id_prefix, choices, ref("Usage"))
 
 
 def _completion_chunk() -> Schema:
-    shape, text = CompletionShape, {"text": STRING}
-    return _chunk(shape.chunk_object_name, shape.id_prefix, text, ref("CompletionLogprobs"))
+    shape = CompletionShape
+    choices = _chunk_choice({"text": STRING}, ref("CompletionLogprobs"), FINISH, **IDS_OF_PROMPT)
+    return _answer(shape.chunk_object_name, shape.id_prefix, choices, nullable(ref("Usage")), OF_CHUNKS)
 
 
 def _completion_logprobs() -> Schema:
@@ -138,14 +142,32 @@ def _completion_logprobs() -> Schema:
 
 
 def _chat_completion() -> Schema:
-    message = record({"role": constant("assistant"), "content": STRING, "refusal": {"type": "null"}})
-    choices = _whole({"message": message}, ref("ChatLogprobs"))
-    return _answer(ChatShape.object_name, ChatShape.id_prefix, choices, ref("Usage"))
+    always = {
+        "role": constant("assistant"),
+        "content": {**nullable(STRING), "description": "null where there are calls alone"},
+        "refusal": {"type": "null"},
+    }
+    thoughts = {"reasoning_content": STRING, "reasoning": {**STRING, "description": "The same."}}
+    message = record({**always, **thoughts, "tool_calls": tool_calls()}, required=always)
+    choices = _whole({"message": message}, ref("ChatLogprobs"), CHAT_FINISH)
+    more = {**IDS_OF_PROMPT, "prompt_logprobs": ref("PromptLogprobs")}
+    return _answer(ChatShape.object_name, ChatShape.id_prefix, choices, ref("Usage"), (), **more)
 
 
 def _chat_completion_chunk() -> Schema:
-    delta = record({"role": constant("assistant"), "content": STRING}, required=())
-    return _chunk(ChatShape.chunk_object_name, ChatShape.id_prefix, {"delta": delta}, ref("ChatLogprobs"))
+    shape = ChatShape
+    said = {"role": constant("assistant"), "content": STRING, "reasoning_content": STRING}
+    delta = record({**said, "tool_calls": tool_call_deltas()}, required=())
+    choices = _chunk_choice({"delta": delta}, ref("ChatLogprobs"), CHAT_FINISH)
+    usage = nullable(ref("Usage"))
+    return _answer(shape.chunk_object_name, shape.id_prefix, choices, usage, OF_CHUNKS, **IDS_OF_PROMPT)
+
+
+def _prompt_logprobs() -> Schema:
+    rank: Schema = {"type": ["integer", "null"], "minimum": 1, "description": "null: not among those told"}
+    told = record({"logprob": NUMBER, "rank": rank, "decoded_token": STRING})
+    position: Schema = {"type": ["object", "null"], "additionalProperties": told}
+    return {**array(position), "description": "By token id, for each token of the prompt; null for the first."}
 
 
 def _chat_logprobs() -> Schema:

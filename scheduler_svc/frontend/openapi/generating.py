@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler_svc.frontend import chat, completions, parameters, prompts, scheduling, unsupported
+from scheduler_svc.frontend import (
+    chat,
+    completions,
+    parameters,
+    prompts,
+    reading,
+    scheduling,
+    token_fields,
+    unsupported,
+)
 from scheduler_svc.frontend.chat_template import RESERVED
 from scheduler_svc.frontend.messages import MAX_MESSAGES, ROLES
 from scheduler_svc.frontend.openapi.schemas import (
@@ -20,6 +29,7 @@ from scheduler_svc.frontend.openapi.schemas import (
     ref,
     whole,
 )
+from scheduler_svc.frontend.openapi.tool_calling import tool_properties
 from scheduler_svc.http.field_kinds import Field
 
 SHARED: tuple[Field, ...] = (
@@ -44,9 +54,13 @@ SHARED: tuple[Field, ...] = (
     scheduling.USER,
     scheduling.DEADLINE_MS,
     scheduling.SALT,
+    token_fields.RETURN_TOKEN_IDS,
+    token_fields.RETURN_TOKENS_AS_TOKEN_IDS,
+    token_fields.TRUNCATE_PROMPT_TOKENS,
+    token_fields.PROMPT_LOGPROBS,
 )
 COMPLETION: tuple[Field, ...] = (completions.LOGPROBS, completions.ECHO, unsupported.BEST_OF)
-CHAT: tuple[Field, ...] = (chat.LOGPROBS, chat.TOP_LOGPROBS)
+CHAT: tuple[Field, ...] = (chat.LOGPROBS, chat.TOP_LOGPROBS, reading.INCLUDE_REASONING)
 RENDERING: tuple[Field, ...] = (prompts.CONTINUE_FINAL_MESSAGE, prompts.ADD_GENERATION_PROMPT)
 """Fields that bear on the chat template."""
 
@@ -81,6 +95,11 @@ NOTES = {
     "prompt_cache_retention": "How this request's prefix blocks are kept after it.",
     "request_id": "Goes before the header X-Request-Id.",
     "add_special_tokens": "Absent: true for text prompts, false for messages, whose template writes them.",
+    "return_token_ids": "Those of the prompt and of the answer, as many as the usage counts.",
+    "return_tokens_as_token_ids": "In logprobs, as token_id:5.",
+    "truncate_prompt_tokens": "The last so many of a longer prompt are kept; -1: what fits beside max_tokens.",
+    "prompt_logprobs": "Alternatives to tell for each token of the prompt; not with stream=true.",
+    "include_reasoning": "false: the reasoning is left out of the answer.",
     "best_of": "Accepted only with the value of n.",
     "chat_template_kwargs": "Variables for the chat template; names are Python identifiers.",
     "continue_final_message": "Excludes add_generation_prompt.",
@@ -99,6 +118,7 @@ def _shared(max_tokens_names: tuple[str, ...]) -> dict[str, Schema]:
     del bias["default"]
     properties = by_name(SHARED) | by_name(tuple(map(parameters.max_tokens_field, max_tokens_names)))
     properties["cache_salt"]["minLength"] = 1
+    properties["truncate_prompt_tokens"]["not"] = constant(0)
     return properties | {
         "prompt_cache_retention": {**choice(scheduling.RETENTIONS), "default": scheduling.RETENTION.default},
         "stop": {"anyOf": [stop, array(stop, maxItems=parameters.MAX_STOPS)]},
@@ -144,6 +164,7 @@ def rendering() -> dict[str, Schema]:
         "messages": array(ref("Message"), minItems=1, maxItems=MAX_MESSAGES),
         "chat_template_kwargs": {"type": "object", "propertyNames": {"not": choice(RESERVED)}},
         **by_name(RENDERING),
+        **tool_properties(),
     }
 
 
@@ -158,7 +179,8 @@ def message_schema() -> Schema:
     content = {"anyOf": [STRING, array(part)]}
     arguments = {"description": "JSON text, as clients send it, or the value itself."}
     function = record({"name": STRING, "arguments": arguments}, required=("name",))
-    shared = {"name": nullable(STRING), "tool_calls": nullable(array(record({"function": function})))}
+    calls = array(record({"function": function}))
+    shared = {"name": nullable(STRING), "tool_calls": nullable(calls), "tool_call_id": nullable(STRING)}
     others = [role for role in ROLES if role != "assistant"]
     return {
         "anyOf": [

@@ -220,5 +220,6 @@ def _health_paths() -> dict[str, dict[str, Operation]]:
         "/health": health("health", "The same as /health/ready.", "Ready"),
         "/version": get("version", "The service's version.", _json(ref("Version"))),
         "/metrics": get("metrics", "Figures in Prometheus' text format.", {"text/plain": {"schema": STRING}}),
+        "/load": get("load", "How many sequences wait or run.", _json(ref("Load"))),
         "/openapi.json": get("openapi", "This document.", _json({"type": "object"})),
     }

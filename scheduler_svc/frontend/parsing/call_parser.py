@@ -1,0 +1,143 @@
+"""Calls of tools in a model's text, whatever their format. Each character is looked at a bounded number of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from scheduler_svc.frontend.parsing.json_call import JsonCall, Status
+from scheduler_svc.frontend.parsing.markers import find_first
+from scheduler_svc.frontend.parsing.parts import Arguments, CallStart, Content, Part, add_part
+
+
+class CallParser:
+    """Tells calls from content. What comes out does not depend on how the text is cut into pieces.
+
+    Until a call is certain its text is held back; if it turns out to be none, it is content as it stands. White space
+    alone between calls, and around them, is no content; nor is what a format puts between them.
+    """
+
+    separators = " \t\r\n"
+    """What may stand between calls."""
+
+    def __init__(self, new_id: Callable[[], str], parallel: bool) -> None:
+        """`new_id`: for each call. Unless `parallel`, calls after the first are left out."""
+        self._new_id, self._parallel = new_id, parallel
+        self._parts: list[Part] = []
+        self._held = ""
+        """Text that may be the beginning of a marker."""
+        self._gap: list[str] | None = []
+        """Separators since the beginning or the last call; None where other text has come since."""
+        self._call: JsonCall | None = None
+        self._raw: list[str] = []
+        """The text of a call that is not certain yet."""
+        self.num_calls = 0
+
+    # --- what a format says ---
+
+    def _markers(self) -> Sequence[str]:
+        """Markup that means something outside of a call now."""
+        raise NotImplementedError
+
+    def _meet(self, marker: str) -> JsonCall | None:
+        """A marker has come: the call that it begins, if it begins one."""
+        raise NotImplementedError
+
+    def _after_gap(self, _character: str) -> JsonCall | None:
+        """The call that this character begins, where only separators stand before it."""
+        return None
+
+    def _closes(self, _character: str) -> bool:
+        """Whether this character, where only separators stand before it, is markup that ends calls."""
+        return False
+
+    def _call_ended(self, call: JsonCall) -> None:
+        """It was one."""
+
+    def _is_cut_end(self, _rest: str) -> bool:
+        """Whether this is the beginning of the markup that ends a call, which the end of the text cuts."""
+        return False
+
+    # --- text ---
+
+    def feed(self, text: str) -> list[Part]:
+        """What is certain with this text."""
+        data, self._held = self._held + text, ""
+        place = 0
+        while place < len(data):
+            place = self._outside(data, place) if self._call is None else self._inside(self._call, data, place)
+        return self._take()
+
+    def finish(self) -> list[Part]:
+        """The rest, when no text follows."""
+        rest, self._held = self._held, ""
+        if self._call is not None and self._call.name is None:
+            self._add_content("".join(self._raw))
+        elif not self.num_calls or (rest and not (self._gap is not None and self._is_cut_end(rest))):
+            self._add_content("".join(self._gap or ()) + rest)
+        return self._take()
+
+    def _take(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _add_content(self, text: str) -> None:
+        add_part(self._parts, Content(text))
+
+    def _outside(self, data: str, place: int) -> int:
+        if self._gap is not None:
+            end = place
+            while end < len(data) and data[end] in self.separators:
+                end += 1
+            self._gap.append(data[place:end])
+            place = end
+            if place == len(data):
+                return place
+            if self._closes(data[place]):
+                self._gap = []
+                return place + 1
+            call = self._after_gap(data[place])
+            if call is not None:
+                self._begin(call, "")
+                return place
+        found, marker = find_first(data, place, self._markers())
+        if found > place:
+            self._add_content("".join(self._gap or ()) + data[place:found])
+            self._gap = None
+        if not marker:
+            self._held = data[found:]
+            return len(data)
+        call = self._meet(marker)
+        if call is not None:
+            self._begin(call, marker)
+        else:
+            self._gap = []
+        return found + len(marker)
+
+    def _begin(self, call: JsonCall, marker: str) -> None:
+        self._call, self._raw, self._gap = call, [*(self._gap or ()), marker], None
+
+    def _inside(self, call: JsonCall, data: str, place: int) -> int:
+        was_certain = call.name is not None
+        end = call.feed(data, place)
+        if call.name is None:
+            self._raw.append(data[place:end])
+        else:
+            self.num_calls += not was_certain
+            index = self.num_calls - 1
+            if self._parallel or index == 0:
+                if not was_certain:
+                    self._parts.append(CallStart(index, self._new_id(), call.name))
+                add_part(self._parts, Arguments(index, call.take()))
+        if call.status is not Status.READING:
+            self._end(call)
+        return end
+
+    def _end(self, call: JsonCall) -> None:
+        self._call = None
+        if call.name is None:
+            self._add_content("".join(self._raw))
+            self._gap = None
+        else:
+            self._gap = []
+            self._call_ended(call)
+        self._raw = []

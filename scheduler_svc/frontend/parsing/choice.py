@@ -1,0 +1,47 @@
+"""Which format a model's text has: what the settings say, or what its chat template tells."""
+
+from __future__ import annotations
+
+from scheduler_svc.frontend.parsing.call_parser import CallParser
+from scheduler_svc.frontend.parsing.formats import HermesParser, Llama3Parser, MistralParser
+from scheduler_svc.frontend.parsing.reasoning import THINK, THINK_END
+
+FORMATS: dict[str, type[HermesParser | Llama3Parser | MistralParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": Llama3Parser,
+    "mistral": MistralParser,
+}
+TOLD_BY = {
+    "hermes": (HermesParser.start,),
+    "mistral": (MistralParser.start,),
+    "llama3_json": (Llama3Parser.tag, '"parameters": dictionary of argument name'),
+}
+"""What a chat template holds that writes calls in a format, or asks for it in words."""
+OTHERS = ("<function=", "<arg_key>", "<|python_start|>")
+"""Formats that share a marker with one of these, and are none of them."""
+
+
+def tool_call_format(setting: str, template: str) -> str | None:
+    """A name in `FORMATS`; `none` where the setting says so; None where the template does not tell."""
+    if setting != "auto":
+        return setting
+    if any(mark in template for mark in OTHERS):
+        return None
+    return next((name for name, marks in TOLD_BY.items() if any(mark in template for mark in marks)), None)
+
+
+def call_parser(name: str, names: frozenset[str], *, parallel: bool) -> CallParser:
+    """A parser for one message. `names`: of the request's tools."""
+    return FORMATS[name](names, parallel)
+
+
+def splits_reasoning(setting: str, template: str) -> bool:
+    """Whether answers are looked through for reasoning."""
+    return setting == "think" or (setting == "auto" and THINK_END in template)
+
+
+def opens_reasoning(prompt: str, *, goes_on: bool) -> bool:
+    """Whether a rendered prompt ends within the reasoning. `goes_on`: with the model's own last message."""
+    if goes_on:
+        return prompt.rfind(THINK) > prompt.rfind(THINK_END)
+    return prompt.rstrip().endswith(THINK)

@@ -1,0 +1,78 @@
+"""How the text of a chat request's answers is read: the formats, by settings, chat template and request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler_svc.frontend.models import ServedModel
+from scheduler_svc.frontend.parsing.choice import (
+    FORMATS,
+    call_parser,
+    opens_reasoning,
+    splits_reasoning,
+    tool_call_format,
+)
+from scheduler_svc.frontend.parsing.message_reader import MessageReader
+from scheduler_svc.frontend.parsing.reasoning import THINK, THINK_END, ReasoningSplitter
+from scheduler_svc.frontend.prompts import CONTINUE_FINAL_MESSAGE
+from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.frontend.tools import Tooling, refuse_forced_calls
+from scheduler_svc.http.errors import invalid
+from scheduler_svc.http.field_kinds import Boolean
+from scheduler_svc.http.fields import Fields
+
+INCLUDE_REASONING = Boolean("include_reasoning", True)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`format`: that of calls, None where there are none. `is_open`: the prompt ends within the reasoning."""
+
+    format: str | None
+    tooling: Tooling
+    splits_reasoning: bool
+    is_open: bool
+    include_reasoning: bool
+
+    def reader(self) -> MessageReader:
+        """For one message."""
+        splitter = ReasoningSplitter(is_open=self.is_open) if self.splits_reasoning else None
+        calls = None
+        if self.format is not None:
+            calls = call_parser(self.format, self.tooling.names, parallel=self.tooling.parallel)
+        return MessageReader(splitter, calls, include_reasoning=self.include_reasoning)
+
+    @property
+    def markup(self) -> frozenset[str]:
+        """What the reader must see of a text though it be special tokens."""
+        found = (THINK, THINK_END) if self.splits_reasoning else ()
+        return frozenset(found + (() if self.format is None else FORMATS[self.format].special))
+
+
+def check_tools(tooling: Tooling, model: ServedModel, settings: FrontendSettings) -> str | None:
+    """The format of the calls that the model will write; None where it will write none that are looked for.
+
+    Raises `ApiError` 400 where the model cannot be told of tools, or nobody knows how it calls them.
+    """
+    if not tooling.tools:
+        return None
+    refuse_forced_calls(tooling)
+    if not model.template.names_tools:
+        raise invalid("tools", "tools: the model's chat template does not know tools", "unsupported_parameter")
+    name = tool_call_format(settings.tool_call_parser, model.template.source)
+    if name is None:
+        text = "tools: the chat template does not tell how this model calls them; see --tool-call-parser"
+        raise invalid("tools", text, "unsupported_parameter")
+    return None if name == "none" else name
+
+
+def read_reading(
+    fields: Fields, tooling: Tooling, call_format: str | None, model: ServedModel, prompt: str, setting: str
+) -> Reading | None:
+    """`prompt`: as rendered; `setting`: that of `--reasoning-parser`. None where all text is content."""
+    include = INCLUDE_REASONING.read(fields)
+    splits = splits_reasoning(setting, model.template.source)
+    if not splits and call_format is None:
+        return None
+    is_open = splits and opens_reasoning(prompt, goes_on=CONTINUE_FINAL_MESSAGE.read(fields))
+    return Reading(call_format, tooling, splits, is_open, include)

@@ -1,0 +1,307 @@
+"""Tools over HTTP: what the chat template is told, calls in answers, plain and streamed, and mistakes (C36)."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from fake_core import Answer, FakeCore
+from fastapi.testclient import TestClient
+from frontend_service import error_of, events, wait_until
+from tokenizers import Tokenizer
+from tokenizers_for_tests import CHATML, TOOL_CHAT, byte_level, card
+
+from common.wire import EndReason
+from scheduler_svc.frontend.app import create_app
+from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.frontend.tools import Tooling, calls_schema
+
+THINKS = "{# </think> #}" + TOOL_CHAT.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+LLAMA3 = TOOL_CHAT.replace("<tool_call>", "<|python_tag|>").replace("</tool_call>", "")
+MISTRAL = TOOL_CHAT.replace("<tool_call>", "[TOOL_CALLS]").replace("</tool_call>", "")
+UNTOLD = TOOL_CHAT.replace("<tool_call>", "CALL ").replace("</tool_call>", "")
+TEMPLATES = {"hermes": TOOL_CHAT, "thinks": THINKS, "llama3": LLAMA3, "mistral": MISTRAL, "untold": UNTOLD}
+TEMPLATES |= {"no tools": CHATML}
+
+
+def made() -> tuple[Tokenizer, dict[str, object]]:
+    """A tokenizer to which the markup of two formats is special, and Hermes' is not."""
+    tokenizer, config = byte_level()
+    tokenizer.add_special_tokens(["[TOOL_CALLS]", "<|python_tag|>"])
+    return tokenizer, config
+
+
+TOKENIZER = made()[0]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Now", "parameters": PARAMETERS}},
+    {"function": {"name": "f", "description": None}},
+]
+USER = {"role": "user", "content": "Hello"}
+
+
+class Tooled:
+    """A frontend in this process, in front of a scripted core."""
+
+    def __init__(self, client: TestClient, core: FakeCore) -> None:
+        self.client, self.core = client, core
+
+    def post(self, path: str, **body: Any) -> Any:
+        return self.client.post(path, json=body)
+
+
+@contextmanager
+def opened(folder: Path, names: Iterable[str], **settings: Any) -> Iterator[Tooled]:
+    address = f"ipc://{folder}/{uuid.uuid4().hex[:8]}"
+    core = FakeCore(address, [card(name, made(), TEMPLATES[name], max_model_len=4096) for name in names])
+    with TestClient(create_app(FrontendSettings(core=address, **settings)), base_url="http://localhost") as client:
+        wait_until(lambda: len(client.get("/v1/models").json()["data"]) == len(core.models))
+        yield Tooled(client, core)
+    core.close()
+
+
+@pytest.fixture(scope="module")
+def module_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tooled]:
+    with opened(tmp_path_factory.mktemp("ipc"), TEMPLATES) as service:
+        yield service
+
+
+@pytest.fixture
+def tooled(module_service: Tooled) -> Tooled:
+    module_service.core.reset()
+    return module_service
+
+
+def says(service: Tooled, text: str, reason: EndReason = EndReason.EOS) -> None:
+    """The model writes this, one token an iteration."""
+    tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
+    service.core.answer(Answer(tokens, reason=reason))
+
+
+def rendered(service: Tooled) -> str:
+    return TOKENIZER.decode(service.core.requests[-1].prompt.tolist(), skip_special_tokens=False)
+
+
+def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a stream's deltas make, and its finish reason, as openai-python gathers them."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    [reason] = [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]]
+    for chunk in chunks:
+        delta = chunk["choices"][0]["delta"]
+        message["content"] += delta.get("content", "")
+        message["reasoning_content"] += delta.get("reasoning_content", "")
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"]) and call["function"]["arguments"] == ""
+                message["tool_calls"].append((call["function"]["name"], ""))
+            else:
+                name, arguments = message["tool_calls"][call["index"]]
+                message["tool_calls"][call["index"]] = (name, arguments + call["function"]["arguments"])
+    return message | {"finish_reason": reason}
+
+
+def ask(service: Tooled, model: str, **body: Any) -> dict[str, Any]:
+    """Plain and streamed: both say the same, which is told as `joined` does."""
+    body = {"model": model, "messages": [USER], "tools": TOOLS, **body}
+    answer = service.post("/v1/chat/completions", **body)
+    assert answer.status_code == 200, answer.text
+    [choice] = answer.json()["choices"]
+    message = choice["message"]
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", [])]
+    assert (message["content"] is None) == (bool(calls) and not message["content"])
+    plain = {"content": message["content"] or "", "reasoning_content": message.get("reasoning_content", "")}
+    assert message.get("reasoning") == message.get("reasoning_content")
+    plain |= {"tool_calls": calls, "finish_reason": choice["finish_reason"]}
+    options = {"include_usage": True}
+    *chunks, last = events(service.post("/v1/chat/completions", **body, stream=True, stream_options=options))
+    assert last["usage"] == answer.json()["usage"]
+    assert joined(chunks) == plain
+    return plain
+
+
+PARIS = '{"city": "Paris"}'
+CALLS = {
+    "hermes": f'Well.\n<tool_call>{{"name": "get_weather", "arguments": {PARIS}}}</tool_call>\n'
+    '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+    "llama3": f'Well.\n<|python_tag|>{{"name": "get_weather", "parameters": {PARIS}}}; '
+    '{"name": "f", "parameters": {}}',
+    "mistral": f'Well.\n[TOOL_CALLS] [{{"name": "get_weather", "arguments": {PARIS}}}, '
+    '{"name": "f", "arguments": {}}]',
+}
+
+
+@pytest.mark.parametrize("model", CALLS)
+def test_calls_in_answers(tooled: Tooled, model: str) -> None:
+    """Two calls, the second without arguments; special tokens that mark them are seen, though they are not shown."""
+    says(tooled, CALLS[model])
+    told = ask(tooled, model)
+    wanted = [("get_weather", PARIS), ("f", "{}")]
+    assert told == {
+        "content": "Well.\n", "reasoning_content": "", "tool_calls": wanted, "finish_reason": "tool_calls"
+    }  # fmt: skip
+    assert ask(tooled, model, parallel_tool_calls=False)["tool_calls"] == wanted[:1]
+
+
+@pytest.mark.parametrize("model", CALLS)
+def test_what_is_no_call_is_content(tooled: Tooled, model: str) -> None:
+    text = CALLS[model].replace('"name"', '"nome"')
+    says(tooled, text)
+    told = ask(tooled, model)
+    assert (told["content"], told["tool_calls"], told["finish_reason"]) == (text, [], "stop")
+
+
+def test_without_tools_nothing_is_read(tooled: Tooled) -> None:
+    """Nor when none may be called: the template is not told of them then."""
+    says(tooled, CALLS["hermes"])
+    for body in ({"tools": None}, {"tool_choice": "none"}, {"tools": [], "tool_choice": "none"}):
+        told = ask(tooled, "hermes", **body)
+        assert (told["content"], told["finish_reason"]) == (CALLS["hermes"], "stop")
+        assert "<tools>" not in rendered(tooled)
+
+
+def test_a_call_that_max_tokens_cuts(tooled: Tooled) -> None:
+    says(tooled, CALLS["hermes"])
+    for cut in (" Paris", '"get_w'):
+        tokens = TOKENIZER.encode(CALLS["hermes"].split(cut.strip())[0], add_special_tokens=False).ids
+        told = ask(tooled, "hermes", max_tokens=len(tokens))
+        assert told["finish_reason"] == "length"
+        if told["tool_calls"]:
+            assert told["tool_calls"][0][0] == "get_weather" and PARIS.startswith(told["tool_calls"][0][1])
+        else:
+            assert CALLS["hermes"].startswith(told["content"]) and "<tool_call>" in told["content"]
+
+
+def test_openai_python_gathers_the_calls(tooled: Tooled) -> None:
+    """Its own accumulation of a stream's deltas is what it parses of a plain answer."""
+    says(tooled, CALLS["hermes"])
+    client = openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=tooled.client)
+    body: Any = {"model": "hermes", "messages": [USER], "tools": [TOOLS[0], {"type": "function", **TOOLS[1]}]}
+    with client.chat.completions.stream(**body) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    plain = client.chat.completions.create(**body).choices[0]
+    for choice in (streamed, plain):
+        calls = choice.message.tool_calls or []
+        assert [(c.type, c.function.name, c.function.arguments) for c in calls] == [
+            ("function", "get_weather", PARIS), ("function", "f", "{}")
+        ]  # fmt: skip
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Well.\n")
+
+
+def test_several_choices_are_read_apart(tooled: Tooled) -> None:
+    tokens = [TOKENIZER.encode(text, add_special_tokens=False).ids for text in (CALLS["hermes"], "Hello world")]
+    tooled.core.answer(*(Answer(ids) for ids in tokens))
+    body = {"model": "hermes", "messages": [USER], "tools": TOOLS, "n": 2}
+    first, second = tooled.post("/v1/chat/completions", **body).json()["choices"]
+    assert (len(first["message"]["tool_calls"]), second["message"]["content"]) == (2, "Hello world")
+    assert [first["finish_reason"], second["finish_reason"]] == ["tool_calls", "stop"]
+    ids = [call["id"] for call in first["message"]["tool_calls"]]
+    assert len(set(ids)) == 2 and all(name.startswith("call_") for name in ids)
+    chunks = events(tooled.post("/v1/chat/completions", **body, stream=True))
+    apart = [joined([c for c in chunks if c["choices"][0]["index"] == i]) for i in range(2)]
+    assert [message["finish_reason"] for message in apart] == ["tool_calls", "stop"]
+
+
+def test_the_template_is_told_of_tools_and_calls(tooled: Tooled) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "é"]}'}}
+    turns = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+    ask(tooled, "hermes", messages=turns)
+    text = rendered(tooled)
+    told = [TOOLS[0], {"function": {"name": "f"}, "type": "function"}]
+    assert text.startswith("<tools>" + "".join(json.dumps(tool) for tool in told) + "</tools>")
+    assert '<tool_call>{"name": "f", "arguments": {"a": [1, "é"]}}</tool_call>' in text
+    assert "<|im_start|>tool\n42(c1)<|im_end|>" in text
+    body = {"model": "hermes", "messages": turns, "tools": TOOLS}
+    assert tooled.post("/tokenize", **body).json()["tokens"] == tooled.core.requests[-1].prompt.tolist()
+
+
+THOUGHT = "So it is.\n</think>\n\n" + CALLS["hermes"]
+
+
+def test_reasoning(tooled: Tooled) -> None:
+    """This template's prompt ends with `<think>`; the tags are seen nowhere, the tokens are all counted."""
+    says(tooled, THOUGHT)
+    told = ask(tooled, "thinks")
+    assert (told["reasoning_content"], told["content"]) == ("So it is.", "Well.\n")
+    assert [name for name, _ in told["tool_calls"]] == ["get_weather", "f"]
+    silent = ask(tooled, "thinks", include_reasoning=False)
+    assert silent == told | {"reasoning_content": ""}
+    tokens = len(TOKENIZER.encode(THOUGHT, add_special_tokens=False).ids)
+    body = {"model": "thinks", "messages": [USER], "include_reasoning": False}
+    assert tooled.post("/v1/chat/completions", **body).json()["usage"]["completion_tokens"] == tokens
+    says(tooled, "so</think>x")
+    turns = [USER, {"role": "assistant", "content": "<think>I am"}]
+    told = ask(tooled, "thinks", messages=turns, continue_final_message=True)
+    assert (told["reasoning_content"], told["content"]) == ("so", "x")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_mistakes_are_named(tooled: Tooled, stream: bool) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    named = {"type": "function", "function": {"name": "g"}}
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"tools": [tool, {"type": "function", "function": {"name": 5}}]}, "tools[1].function.name"),
+        ({"tools": [tool, tool]}, "tools[1].function.name"),
+        ({"tools": [{"type": "x"}]}, "tools[0].type"),
+        ({"tools": [tool] * 1025}, "tools"),
+        ({"tools": [{"function": {"name": "f", "parameters": {"x": "y" * (1 << 20)}}}]}, "tools"),
+        ({"tools": [tool], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [tool], "tool_choice": named}, "tool_choice.function.name"),
+        ({"tools": [tool], "tool_choice": {"type": "function"}}, "tool_choice.function.name"),
+        ({"tools": [tool], "tool_choice": {"type": "x"}}, "tool_choice.type"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": 5}]}, "messages[0].tool_call_id"),
+    ]
+    for body, param in mistakes:
+        asked = {"model": "hermes", "messages": [USER], **body, "stream": stream}
+        error = error_of(tooled.post("/v1/chat/completions", **asked), 400)
+        assert error["param"] == param and error["message"].startswith(param.split("[")[0]), error
+    assert not tooled.core.requests
+
+
+def test_what_cannot_be_done_is_refused(tooled: Tooled) -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("hermes", {"tool_choice": "required"}, "tool_choice"),
+        ("hermes", {"tool_choice": named}, "tool_choice"),
+        ("no tools", {}, "tools"),
+        ("untold", {}, "tools"),
+    ]
+    for model, body, param in refused:
+        asked = {"model": model, "messages": [USER], "tools": TOOLS, **body}
+        error = error_of(tooled.post("/v1/chat/completions", **asked), 400)
+        assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+
+
+def test_the_settings_go_before_the_templates(tmp_path: Path) -> None:
+    with opened(tmp_path, ["untold", "thinks"], tool_call_parser="none", reasoning_parser="none") as service:
+        says(service, THOUGHT)
+        for name in ("untold", "thinks"):
+            told = ask(service, name)
+            assert (told["content"], told["finish_reason"]) == (THOUGHT, "stop")
+    with opened(tmp_path, ["untold"], tool_call_parser="hermes", reasoning_parser="think") as service:
+        says(service, "<think>" + THOUGHT)
+        told = ask(service, "untold")
+        assert (told["reasoning_content"], len(told["tool_calls"])) == ("So it is.", 2)
+
+
+def test_the_schema_of_forced_calls() -> None:
+    tooling = Tooling(({"function": {"name": "a", "parameters": PARAMETERS}}, {"function": {"name": "b"}}), "required")
+    schema = calls_schema(tooling)
+    assert (schema["type"], schema["minItems"], schema.get("maxItems")) == ("array", 1, None)
+    first, second = schema["items"]["anyOf"]
+    assert first["properties"] == {"name": {"const": "a"}, "parameters": PARAMETERS}
+    assert second["properties"] == {"name": {"const": "b"}, "parameters": {"type": "object"}}
+    assert calls_schema(replace(tooling, parallel=False))["maxItems"] == 1
+    one = calls_schema(Tooling(tooling.tools[1:], "function"))
+    assert (one["items"], one["maxItems"]) == (second, 1)
