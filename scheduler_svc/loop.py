@@ -24,6 +24,7 @@ from common.wire import (
     Stats,
     Submit,
     SubmitCall,
+    Watch,
     WireError,
     decode,
     encode,
@@ -43,6 +44,7 @@ from scheduler_svc.sockets import (
 )
 from scheduler_svc.stats import gather
 from scheduler_svc.supervisor import Supervisor
+from scheduler_svc.watching.watcher import Watcher
 
 log = structlog.get_logger()
 
@@ -95,6 +97,7 @@ class CoreLoop:
             iteration_floor_s=settings.iteration_floor_s,
             encode_plan=self._scheduler.encoded if isinstance(self._scheduler, RecordedScheduler) else encode,
         )
+        self._watcher = Watcher(self._scheduler, self._membership, newest=time.time_ns() // 1_000_000)
         self._supervisor = Supervisor(settings, listener, address)
         self._desk = None if admin_listener is None else self._open_desk(admin_listener)
         self._offer = Offer(self._scheduler)
@@ -220,6 +223,7 @@ class CoreLoop:
             self._next_beat = now
         if now >= self._next_beat:
             self._check_when_idle(now)
+            self._watcher.check(now)
             self._beat(now)
             self._next_beat = now + BEAT_S
         dues += [self._next_beat - now, None if expiry is None else expiry - now]
@@ -274,6 +278,8 @@ class CoreLoop:
             case Inquiry():
                 account = account_of(self._scheduler, message, now)
                 self._send_frontend(owner, encode(account))
+            case Watch():
+                self._send_frontend(owner, encode(self._watcher.answer(message, now)))
             case Abort():
                 self._scheduler.abort(owner, message.streams.tolist(), now)
             case _:

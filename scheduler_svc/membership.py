@@ -32,6 +32,7 @@ from scheduler_svc.core.config import Preemption
 from scheduler_svc.core.pacing import Deadline
 from scheduler_svc.pauses import Pauses
 from scheduler_svc.tickets import Tickets
+from scheduler_svc.watching.ring import IterationRing
 
 log = structlog.get_logger()
 
@@ -110,6 +111,8 @@ class Membership:
         self.num_overdue: Counter[str] = Counter()
         """Executors lost over a late iteration, by what its deadline followed from."""
         self.last_plan_bytes = 0
+        self.ring: IterationRing | None = None
+        """Where iterations are noted while somebody looks."""
 
     @property
     def executors(self) -> list[Executor]:
@@ -253,6 +256,8 @@ class Membership:
             self.lose(executor, now, f"impossible result: {error}")
             return
         executor.deadline = None
+        if self.ring is not None:
+            self.ring.applied(lane, result, now)
 
     def _fetched(self, executor: Executor, answer: Fetched, now: float) -> None:
         if not self._tickets.close(answer):
@@ -276,6 +281,8 @@ class Membership:
                 if lane.draining and lane.is_vacant:
                     self._end_drain(executor, now)
                 continue
+            if self.ring is not None:
+                self.ring.planned(lane, plan, now)
             data = self._encode_plan(plan)
             self.last_plan_bytes = len(data)
             assert lane.in_flight is not None
@@ -308,6 +315,8 @@ class Membership:
         log.info("executor drained", executor=executor.name)
         self._send(executor.peer, encode(Drain(executor.lane.epoch)))
         self._forget(executor)
+        if self.ring is not None:
+            self.ring.gone(executor.lane)
         self._scheduler.detach(executor.lane, now)
 
     # --- failure ---
@@ -354,6 +363,8 @@ class Membership:
         log.warning("executor lost", executor=executor.name, epoch=executor.lane.epoch, reason=reason)
         self._forget(executor)
         self._note_loss(executor.name, reason, now)
+        if self.ring is not None:
+            self.ring.lost(executor.lane, reason, now)
         self._scheduler.detach(executor.lane, now, guilty=guilty or (), reason=reason)
         self._send(executor.peer, encode(Reset(executor.lane.epoch, reason[:1000])))
 

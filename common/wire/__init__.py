@@ -60,6 +60,7 @@ from common.wire.handover import (
     Recall,
     TransferPoint,
 )
+from common.wire.watching import Iterations, Left, SeenLane, SeenSequence, SeenWaiting, Watch
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -83,8 +84,10 @@ __all__ = [
     "FrontendHello",
     "Hello",
     "Inquiry",
+    "Iterations",
     "KeyLimits",
     "Leaving",
+    "Left",
     "Lend",
     "Limits",
     "LogprobColumns",
@@ -105,6 +108,9 @@ __all__ = [
     "Retention",
     "Roster",
     "SamplingParams",
+    "SeenLane",
+    "SeenSequence",
+    "SeenWaiting",
     "SequenceAccount",
     "Serving",
     "Stats",
@@ -114,6 +120,7 @@ __all__ = [
     "Tokens",
     "TransferPoint",
     "Verdict",
+    "Watch",
     "Welcome",
     "WireError",
     "decode",

@@ -73,6 +73,11 @@ class BlockPool(KvPool):
     def num_cached(self) -> int:
         return len(self._block_of)
 
+    @property
+    def num_cached_only(self) -> int:
+        """Those cached that nobody holds."""
+        return len(self._evictable) + len(self._kept)
+
     def fits(self, count: int, released: Iterable[int] = ()) -> bool:
         """Whether `allocate(count)` would succeed, if one reference to each of `released` were given back before."""
         missing = count - self.num_available

@@ -24,6 +24,11 @@ class KvPool(ABC):
         """Blocks that `lookup` can find, held or not."""
 
     @property
+    @abstractmethod
+    def num_cached_only(self) -> int:
+        """Of the available blocks, those that `lookup` can find."""
+
+    @property
     def num_referenced(self) -> int:
         """Blocks that somebody holds."""
         return self.num_blocks - self.num_available

@@ -32,6 +32,11 @@ class RunPool(KvPool):
         return 0
 
     @property
+    def num_cached_only(self) -> int:
+        """Always 0."""
+        return 0
+
+    @property
     def largest_run(self) -> int:
         """The most blocks that `allocate` can hand out at once."""
         return max((end - start for start, end in zip(self._starts, self._ends, strict=True)), default=0)

@@ -16,6 +16,7 @@ from scheduler_svc.batches.store_thread import StoreThread, open_thread
 from scheduler_svc.frontend import absent, accounts, chat, completions, health, tokenization
 from scheduler_svc.frontend.auth import KeyCheck
 from scheduler_svc.frontend.batching import files, routes
+from scheduler_svc.frontend.dashboard import routes as dashboard
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.openapi import route as openapi
 from scheduler_svc.frontend.serving import REQUEST_ID
@@ -25,7 +26,10 @@ from scheduler_svc.http.errors import internal, unavailable
 
 log = structlog.get_logger()
 
-QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics", "/load", "/version", accounts.ROUTE)
+QUIET_ROUTES = (
+    *("/health", "/health/live", "/health/ready", "/metrics", "/load", "/version", accounts.ROUTE),
+    *dashboard.QUIET_ROUTES,
+)
 """Asked many times a minute; logged at debug level."""
 
 
@@ -56,7 +60,7 @@ def create_app(settings: FrontendSettings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.frontend = frontend
-    for module in (completions, chat, tokenization, accounts, files, routes, health, openapi, absent):
+    for module in (completions, chat, tokenization, accounts, files, routes, health, openapi, absent, dashboard):
         app.include_router(module.router)
     answer_errors(app)
     app.add_middleware(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import structlog
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,6 +15,8 @@ from scheduler_svc.keys import ANYBODY, ApiKey
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 """Load balancers and supervisors ask here, and learn nothing else."""
+PAGE = re.compile(r"/dashboard(/[a-z_]+\.(css|js|svg))?")
+"""The live page and its files, which hold nothing of the service; what they show asks for a key."""
 METRICS_PATH = "/metrics"
 CHALLENGE = 'Bearer realm="gilir"'
 ONLY_LOCAL = (
@@ -39,7 +43,7 @@ class KeyCheck:
         self._open_to_all = allow_no_keys and not ring.asked_for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._open_to_all and scope["path"] not in self._open:
+        if scope["type"] == "http" and not self._open_to_all and not self._is_open(scope["path"]):
             try:
                 self._check(scope)
             except ApiError as error:
@@ -47,6 +51,9 @@ class KeyCheck:
                 await error.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open or PAGE.fullmatch(path) is not None
 
     def _check(self, scope: Scope) -> None:
         """Raise `ApiError` 401 or 403 for who may not ask."""

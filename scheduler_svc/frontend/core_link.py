@@ -18,6 +18,7 @@ from common.wire import (
     Ended,
     FrontendAlive,
     FrontendHello,
+    Iterations,
     LogprobColumns,
     Message,
     PromptScores,
@@ -32,6 +33,7 @@ from common.wire import (
 )
 from scheduler_svc.frontend.inquiries import Inquiries
 from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Scores, Stream
+from scheduler_svc.frontend.watches import Watches
 from scheduler_svc.http.errors import unavailable
 from scheduler_svc.keys import ANYBODY, ApiKey
 
@@ -63,6 +65,7 @@ class CoreLink:
         self.generations: set[Generation] = set()
         self.stats: Stats | None = None
         self.inquiries = Inquiries(self._send)
+        self.watches = Watches(self._send)
 
     # --- life ---
 
@@ -213,6 +216,8 @@ class CoreLink:
                 self.stats = message
             case Account():
                 self.inquiries.take(message)
+            case Iterations():
+                self.watches.take(message)
             case Serving():
                 self._greeted = True
                 self._on_serving(message)

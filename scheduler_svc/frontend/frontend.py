@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from common.wire import Serving
 from scheduler_svc.frontend.core_link import CoreLink
+from scheduler_svc.frontend.dashboard.feed import Feed
 from scheduler_svc.frontend.key_ring import KeyRing
 from scheduler_svc.frontend.models import Models
 from scheduler_svc.frontend.settings import FrontendSettings
@@ -37,6 +38,7 @@ class Frontend:
         self.link = CoreLink(
             settings.core, settings.name, self._take_serving, settings.core_timeout_s, settings.core_lost_s
         )
+        self.feed = Feed(self.link.watches.ask)
         self.leaving = False
         """This process has been told to end."""
         self._updates: set[asyncio.Task[None]] = set()

@@ -1,0 +1,1 @@
+"""The live page: a picture of the iterations. `docs/dashboard.md` tells what it shows."""

@@ -1,0 +1,57 @@
+"""Keeps a ring of iterations while questions about them come, and answers those."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from common.wire import Iterations, Watch
+from common.wire.watching import MAX_ROWS
+from scheduler_svc.core import Scheduler
+from scheduler_svc.membership import Membership
+from scheduler_svc.watching import telling
+from scheduler_svc.watching.ring import IterationRing
+
+KEEP_S = 5.0
+"""Without a question for so long nobody looks any more."""
+MAX_WAITING = 256
+MAX_LANES = 256
+
+
+class Watcher:
+    """`answer` begins to watch, `check` ends it: nobody pays for what nobody looks at."""
+
+    def __init__(self, scheduler: Scheduler, membership: Membership, newest: int) -> None:
+        """`newest` must be above all numbers of an earlier service's iterations, which pages may still show."""
+        self._scheduler, self._membership = scheduler, membership
+        self._asked_at = 0.0
+        self._newest = newest
+        """Of rings that are gone."""
+
+    def check(self, now: float) -> None:
+        """Forget everything when nobody has asked for a while."""
+        ring = self._membership.ring
+        if ring is not None and now - self._asked_at > KEEP_S:
+            self._newest, self._membership.ring = ring.newest, None
+
+    def answer(self, question: Watch, now: float) -> Iterations:
+        """What is new to the asker. The first question of all finds nothing: noting begins with it."""
+        self._asked_at = now
+        ring = self._membership.ring
+        if ring is None:
+            ring = self._membership.ring = IterationRing(self._newest)
+        first, rows, sequences = ring.since(question.after, MAX_ROWS)
+        told: dict[str, Any] = telling.columns(rows)
+        if question.queue:
+            told["waiting"] = tuple(islice(telling.waiting(self._scheduler, now), MAX_WAITING))
+            told["num_waiting"] = {r.value: n for r, n in self._scheduler.waiting_by_reason().items()}
+        lanes = [telling.attached(executor.lane, executor.state) for executor in self._membership.executors]
+        lanes += [telling.gone(lane) for lane in ring.gone_lanes.values()]
+        return Iterations(
+            question.number,
+            ring.newest,
+            first,
+            lanes=tuple(lanes[:MAX_LANES]),
+            sequences=tuple(sequences),
+            **told,
+        )
