@@ -34,7 +34,7 @@ async def tell_request(request: Request, request_id: str) -> Response:
     for name in _names(request_id):
         account = await frontend.link.inquiries.ask(name, key_of(request).tenant)
         if account.sequences:
-            return Response(orjson.dumps(_describe(request_id, account)), media_type="application/json")
+            return Response(orjson.dumps(describe(request_id, account)), media_type="application/json")
     shown = request_id if len(request_id) <= 100 else request_id[:100] + "…"
     raise ApiError(404, f"No request {shown!r} is waiting or running.", code="request_not_found")
 
@@ -45,7 +45,8 @@ def _names(request_id: str) -> list[str]:
     return [name for name in (*names, request_id) if REQUEST_ID.fullmatch(name)]
 
 
-def _describe(request_id: str, account: Account) -> dict[str, Any]:
+def describe(request_id: str, account: Account) -> dict[str, Any]:
+    """The account as JSON."""
     running = any(sequence.state == "running" for sequence in account.sequences)
     return {
         "id": request_id,

@@ -1,25 +1,29 @@
 """`GET /dashboard`, its files, and `/dashboard/events`: the live page.
 
 The files are open to whoever may reach the service; all that they show comes from `/dashboard/events` and
-`/v1/requests/{id}`, which ask for a key where the service has keys.
+`/dashboard/request`, which ask for a key where the service has keys.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from scheduler_svc.frontend.accounts import describe
 from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.dashboard.viewer import Viewer
 from scheduler_svc.frontend.frontend import frontend_of
+from scheduler_svc.frontend.serving import REQUEST_ID
 from scheduler_svc.http.errors import ApiError, unavailable
 
 router = APIRouter()
 
 EVENTS = "/dashboard/events"
+REQUEST = "/dashboard/request"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOLDER = Path(__file__).parent / "page"
 FILES = {
@@ -62,6 +66,15 @@ async def watch(request: Request) -> Response:
         raise unavailable("the scheduler does not answer", "no_scheduler")
     link = frontend.link
     return Viewer(frontend.feed, key_of(request).tenant, lambda: link.stats, lambda: frontend.stopping)
+
+
+@router.get(REQUEST)
+async def tell_request(request: Request, id: str = "") -> Response:
+    """As `/v1/requests/{id}`, but one that has ended is told of without sequences: the page may ask a little late."""
+    if not REQUEST_ID.fullmatch(id):
+        raise ApiError(400, "id: must be a request id", param="id")
+    account = await frontend_of(request).link.inquiries.ask(id, key_of(request).tenant)
+    return Response(orjson.dumps(describe(id, account)), media_type="application/json")
 
 
 @router.get("/dashboard")
