@@ -31,6 +31,12 @@ UInt32s = NDArray[np.uint32]
 
 MAX_ROWS = 64
 """Iterations in one answer: more would keep the core from its lanes for longer than a short iteration takes."""
+_CELLS = {
+    "num_decodes": ("decode_slots", "decode_sequences"),
+    "num_prefills": ("prefill_slots", "prefill_sequences", "prefill_lengths"),
+    "num_left": ("left_slots", "left_sequences", "left_how"),
+}
+"""Which columns of `Iterations` each of its counts cuts."""
 _SLOT_COLUMN = Column("u2", MAX_TOKENS)
 _SEQUENCE_COLUMN = Column("u4", MAX_TOKENS)
 _COUNT_COLUMN = Column("u2", MAX_ROWS)
@@ -137,11 +143,11 @@ class Iterations(Message):
     """The first in line, where they were asked for."""
     num_waiting: Annotated[dict[str, int], MapOf(COUNT, 16)] = field(default_factory=dict)
     """How many wait in all, by reason, where that was asked for."""
-    epochs: Annotated[NDArray[np.uint64], Column("u8", MAX_ROWS)] = field(
-        default_factory=lambda: np.empty(0, np.uint64)
+    epochs: Annotated[NDArray[np.int64], Column("i8", MAX_ROWS)] = field(
+        default_factory=lambda: np.empty(0, np.int64)
     )
-    iterations: Annotated[NDArray[np.uint64], Column("u8", MAX_ROWS)] = field(
-        default_factory=lambda: np.empty(0, np.uint64)
+    iterations: Annotated[NDArray[np.int64], Column("i8", MAX_ROWS)] = field(
+        default_factory=lambda: np.empty(0, np.int64)
     )
     planned_at: Annotated[NDArray[np.float64], Column("f8", MAX_ROWS)] = field(default_factory=lambda: np.empty(0))
     """Seconds on the core's monotonic clock."""
@@ -176,11 +182,8 @@ class Iterations(Message):
             num_prefills=self.num_prefills,
             num_left=self.num_left,
         )
-        columns = {
-            "decodes": (self.num_decodes, self.decode_slots, self.decode_sequences),
-            "prefills": (self.num_prefills, self.prefill_slots, self.prefill_sequences, self.prefill_lengths),
-            "left": (self.num_left, self.left_slots, self.left_sequences, self.left_how),
-        }
-        for name, (counts, *cells) in columns.items():
-            if any(len(column) != int(counts.sum(dtype=np.int64)) for column in cells):
-                raise WireError(f"{path}.{name}: the counts do not add up to the number of cells")
+        for counts, cells in _CELLS.items():
+            columns = {name: getattr(self, name) for name in cells}
+            same_length(path, **columns)
+            if int(getattr(self, counts).sum(dtype=np.int64)) != len(columns[cells[0]]):
+                raise WireError(f"{path}.{counts}: do not add up to the length of {', '.join(cells)}")

@@ -158,7 +158,10 @@ class IterationRing:
         self._append(row)
 
     def lost(self, lane: Lane, reason: str, now: float) -> None:
-        """The executor is lost, and its lane about to be detached: the iteration in flight fails with it."""
+        """The executor is lost, and its lane about to be detached: the iteration in flight fails with it.
+
+        With nothing in flight the loss is a row of its own, under the number of the lane's last iteration.
+        """
         seats, joined = self._seats_of(lane)
         row = seats.in_flight
         if row is None:

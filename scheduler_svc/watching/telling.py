@@ -25,8 +25,8 @@ def columns(rows: list[Row]) -> dict[str, NDArray[np.generic]]:
         return {}
     left = [item for row in rows for item in row.left]
     return {
-        "epochs": np.array([row.epoch for row in rows], np.uint64),
-        "iterations": np.array([row.iteration for row in rows], np.uint64),
+        "epochs": np.array([row.epoch for row in rows], np.int64),
+        "iterations": np.array([row.iteration for row in rows], np.int64),
         "planned_at": np.array([row.planned_at for row in rows]),
         "seconds": np.array([row.seconds for row in rows]),
         "lost": np.array([row.lost for row in rows], np.uint8),

@@ -13,6 +13,7 @@ from common.wire import (
     PROTOCOL_VERSION,
     ExecutorAccount,
     Hello,
+    Iterations,
     Limits,
     LogprobColumns,
     Loss,
@@ -173,6 +174,25 @@ def _submit_call(values: Fields) -> Fields:
     return {"requests": tuple(alike)}
 
 
+ROW_COLUMNS = (
+    "epochs", "iterations", "planned_at", "seconds", "lost", "num_decodes", "num_prefills", "num_left"
+)  # fmt: skip
+CELL_COLUMNS = {
+    "num_decodes": ("decode_slots", "decode_sequences"),
+    "num_prefills": ("prefill_slots", "prefill_sequences", "prefill_lengths"),
+    "num_left": ("left_slots", "left_sequences", "left_how"),
+}
+
+
+def _iterations(values: Fields) -> Fields:
+    values = cut_alike(values, *ROW_COLUMNS)
+    for counts, columns in CELL_COLUMNS.items():
+        values[counts] = values[counts] % np.uint16(3)
+        total = int(values[counts].sum())
+        values |= {name: np.resize(values[name], total).astype(values[name].dtype) for name in columns}
+    return values
+
+
 REPAIRS: dict[type[Message], Callable[[Fields], Fields]] = {
     SamplingParams: _params,
     LogprobColumns: _logprobs,
@@ -184,6 +204,7 @@ REPAIRS: dict[type[Message], Callable[[Fields], Fields]] = {
     Plan: _plan,
     Submit: _submit,
     SubmitCall: _submit_call,
+    Iterations: _iterations,
     Serving: lambda values: cut_alike(values, "models", "kv_capacity"),
 }
 
@@ -268,6 +289,8 @@ def example(cls: type[Message]) -> Any:
                 values[name] = field.cls()
             case Blob():
                 values[name] = b""
+            case MapOf():
+                values[name] = {}
             case _:
                 values[name] = False
     return cls(**values)

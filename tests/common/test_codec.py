@@ -146,6 +146,9 @@ def test_a_junk_field_within_a_part_is_refused_by_its_path(cls: type[Message]) -
     )
     samples = {
         "PromptLogprobs": [0, 1, b"", b"", b""],
+        "SeenLane": [1, "e", "m", "attached", 8, 1, 64, 16, 99, 1, 2, ""],
+        "SeenSequence": [1, "r", 0, "", 3],
+        "SeenWaiting": [[1, "r", 0, "", 3], "seats", 0.5, 0, 0],
         "SequenceAccount": [0, "waiting", "seats", "", 1.0, {}, 0, 3, 0, 0, 0, 0],
     }
     part = samples.get(cls.__name__)

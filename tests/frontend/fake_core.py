@@ -18,6 +18,7 @@ from common.wire import (
     EndReason,
     FrontendHello,
     Inquiry,
+    Iterations,
     LogprobColumns,
     Message,
     ModelCard,
@@ -28,6 +29,7 @@ from common.wire import (
     Submit,
     SubmitCall,
     Tokens,
+    Watch,
     decode,
     encode,
 )
@@ -86,6 +88,9 @@ class FakeCore:
     inquiries: list[Inquiry] = field(default_factory=list)
     mute: bool = False
     """Answers no inquiry."""
+    iterations: Callable[[Watch], Iterations] = lambda asked: Iterations(0, asked.after, asked.after + 1)
+    """What a question about iterations is answered, under whatever number."""
+    watches: list[Watch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._context = zmq.Context()
@@ -116,6 +121,7 @@ class FakeCore:
             self.aborted.clear()
             self.accounts.clear()
             self.inquiries.clear()
+            self.watches.clear()
             self.mute = False
             self.ready, self.stopping, self.silent, self.interval_s = True, False, False, 0.0
             self.script = lambda _request, _i: Answer()
@@ -189,6 +195,9 @@ class FakeCore:
                 account = self.accounts.get(message.request_id, Account(0, "", 0, ()))
                 if not self.mute:
                     self._send(peer, replace(account, number=message.number))
+            elif isinstance(message, Watch):
+                self.watches.append(message)
+                self._send(peer, replace(self.iterations(message), number=message.number))
             elif isinstance(message, Abort):
                 for stream in message.streams.tolist():
                     self.aborted.append(stream)

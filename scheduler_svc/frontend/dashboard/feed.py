@@ -24,7 +24,7 @@ TURN_S = 0.1
 QUEUE_S = 0.5
 """Between two that ask for the queue as well."""
 HISTORY = 1024
-"""Iterations that a new viewer is shown at once."""
+"""Iterations that are kept, for new viewers."""
 MAX_NAMES = 1 << 14
 PATIENCE_S = 1.0
 """Before the next question to a core that did not answer."""

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from common.wire import Stats
 from scheduler_svc.frontend.client import ClientWatch
-from scheduler_svc.frontend.dashboard.feed import HISTORY, Feed
+from scheduler_svc.frontend.dashboard.feed import Feed
 from scheduler_svc.frontend.dashboard.rendering import (
     event,
     render_figures,
@@ -44,6 +44,8 @@ class Viewer(Response):
         self._feed, self._tenant, self._stats, self._ending = feed, tenant, stats, ending
         self._after = 0
         """The last iteration that was sent."""
+        self._is_up_to_date = False
+        """It has been sent all that was kept when it came."""
         self._num_named = 0
         self._status = 0
         self._trouble = ""
@@ -54,8 +56,9 @@ class Viewer(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             while not (gone.is_set() or self._ending()):
-                body = b"".join(self._news()) or b": nothing new\n\n"
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                body = b"".join(self._news())
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
                 if self._after >= self._feed.newest:
                     await self._feed.changed()
             with contextlib.suppress(OSError):
@@ -78,10 +81,11 @@ class Viewer(Response):
 
     def _render_rows(self) -> bytes:
         feed = self._feed
-        start = max(self._after, feed.newest - (MAX_BEHIND if self._after else HISTORY))
+        start = max(self._after, feed.newest - MAX_BEHIND) if self._is_up_to_date else self._after
         first, rows = feed.rows_after(start, MAX_BATCH)
         names = [render_sequence(seen, self._tenant) for seen in feed.names_after(self._num_named)]
         self._after, self._num_named = first + len(rows) - 1, feed.num_named
+        self._is_up_to_date = self._is_up_to_date or self._after == feed.newest
         return b'{"sequences":%s,"rows":[%s]}' % (orjson.dumps(names), b",".join(rows))
 
     def _render_status(self) -> bytes:
