@@ -143,9 +143,7 @@ class Iterations(Message):
     """The first in line, where they were asked for."""
     num_waiting: Annotated[dict[str, int], MapOf(COUNT, 16)] = field(default_factory=dict)
     """How many wait in all, by reason, where that was asked for."""
-    epochs: Annotated[NDArray[np.int64], Column("i8", MAX_ROWS)] = field(
-        default_factory=lambda: np.empty(0, np.int64)
-    )
+    epochs: Annotated[NDArray[np.int64], Column("i8", MAX_ROWS)] = field(default_factory=lambda: np.empty(0, np.int64))
     iterations: Annotated[NDArray[np.int64], Column("i8", MAX_ROWS)] = field(
         default_factory=lambda: np.empty(0, np.int64)
     )

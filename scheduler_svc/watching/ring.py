@@ -116,7 +116,9 @@ class IterationRing:
             if sequence is not None and sequence is not seats.occupants[item.slot]:
                 joined.append(seats.take(item.slot, sequence))
         prefills, numbers = plan.prefills, seats.numbers
-        ends = lane.computed[prefills] + plan.prefill_lengths == lane.length[prefills]
+        samples = prefills
+        if len(prefills):
+            samples = prefills[lane.computed[prefills] + plan.prefill_lengths == lane.length[prefills]]
         seats.in_flight = Row(
             epoch=plan.epoch,
             iteration=plan.iteration,
@@ -126,7 +128,7 @@ class IterationRing:
             prefills=prefills,
             prefill_sequences=numbers[prefills],
             prefill_lengths=plan.prefill_lengths,
-            samples=prefills[ends],
+            samples=samples,
             joined=joined,
             left=left,
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from common.wire import Iterations, Watch
 from common.wire.watching import MAX_ROWS
-from scheduler_svc.core import Scheduler
-from scheduler_svc.membership import Membership
+from scheduler_svc.core import Lane, Scheduler
 from scheduler_svc.watching import telling
 from scheduler_svc.watching.ring import IterationRing
 
@@ -18,10 +18,28 @@ MAX_WAITING = 256
 MAX_LANES = 256
 
 
+class Attached(Protocol):
+    """An executor as the membership knows it."""
+
+    lane: Lane
+
+    @property
+    def state(self) -> str: ...
+
+
+class Watched(Protocol):
+    """The membership: it notes in `ring` while there is one."""
+
+    ring: IterationRing | None
+
+    @property
+    def executors(self) -> Sequence[Attached]: ...
+
+
 class Watcher:
     """`answer` begins to watch, `check` ends it: nobody pays for what nobody looks at."""
 
-    def __init__(self, scheduler: Scheduler, membership: Membership, newest: int) -> None:
+    def __init__(self, scheduler: Scheduler, membership: Watched, newest: int) -> None:
         """`newest` must be above all numbers of an earlier service's iterations, which pages may still show."""
         self._scheduler, self._membership = scheduler, membership
         self._asked_at = 0.0

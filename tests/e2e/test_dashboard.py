@@ -88,7 +88,7 @@ def load(stack: Any, pool: ThreadPoolExecutor, count: int) -> list[Any]:
         pool.submit(
             stack.text,
             [3 + draw.randrange(90) for _ in range(draw.choice([5, 30, 70]))],
-            draw.choice([3, 12, 40]),
+            draw.choice([3, 12, 30]),
             request_id=f"load-{i}",
         )
         for i in range(count)
@@ -102,7 +102,7 @@ def test_the_cells_on_the_page_are_those_of_the_plan_log(start: Callable[..., An
     doomed = stack.fake("gpu-1", Script(delay_s=0.003), num_blocks=12, max_num_seqs=6)
     stack.ready()
     with opened(stack.url, viewport={"width": 1300, "height": 800}) as browser, ThreadPoolExecutor(16) as pool:
-        answers = load(stack, pool, 40)
+        answers = load(stack, pool, 32)
         browser.wait("gilir.store.lanes.size === 2 && [...gilir.store.lanes.values()].every((l) => l.rows.length > 8)")
         doomed.kill()
         for answer in answers:
@@ -120,12 +120,11 @@ def test_the_cells_on_the_page_are_those_of_the_plan_log(start: Callable[..., An
             browser.page.keyboard.press("ArrowDown")
         assert "seat 2" in browser.page.inner_text("#readout")
         browser.check()
-    compare(shown, stack.services.plan_log, stack)
+    compare(shown, stack.services.plan_log)
     colours_are_those_of_the_cells(shown, pixels)
 
 
-def compare(shown: list[Any], log: Path, stack: Any) -> None:
-    stack.stop()
+def compare(shown: list[Any], log: Path) -> None:
     logged = read_cells(log)
     cells: dict[tuple[int, int], dict[int, Cell]] = {}
     preempted: dict[tuple[int, int], set[tuple[str, int]]] = {}
@@ -209,15 +208,15 @@ def test_a_phone_shows_it_without_scrolling_sideways(start: Callable[..., Any], 
 
 @pytest.mark.nightly
 def test_a_key_is_asked_for_and_kept_in_the_tab_alone(start: Callable[..., Any]) -> None:
-    stack = start("--api-key", "a secret")
+    stack = start("--api-key", "a-secret")
     stack.services.start_executor(module="executor_svc.fake")
-    stack.client.headers["authorization"] = "Bearer a secret"
+    stack.client.headers["authorization"] = "Bearer a-secret"
     stack.until(lambda: stack.client.get("/v1/models").json().get("data"), "the model to be listed")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM)
         page = browser.new_page()
         page.goto(stack.url + "/dashboard")
-        page.fill("#key", "a secret")
+        page.fill("#key", "a-secret")
         page.press("#key", "Enter")
         page.wait_for_selector("#link[data-state=live]")
         assert page.evaluate("[localStorage.length, document.cookie, sessionStorage.length]") == [0, "", 1]

@@ -24,6 +24,8 @@ router = APIRouter()
 
 EVENTS = "/dashboard/events"
 REQUEST = "/dashboard/request"
+QUIET_ROUTES = (REQUEST, "/dashboard", "/dashboard/{name}")
+"""Asked often by the page, or many at its start."""
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOLDER = Path(__file__).parent / "page"
 FILES = {
@@ -52,7 +54,7 @@ HEADERS = {
 }
 
 
-@router.get(EVENTS)
+@router.get(EVENTS, include_in_schema=False)
 async def watch(request: Request) -> Response:
     """Iterations, lanes and the queue as server-sent events, until the client goes or the service stops.
 
@@ -68,7 +70,7 @@ async def watch(request: Request) -> Response:
     return Viewer(frontend.feed, key_of(request).tenant, lambda: link.stats, lambda: frontend.stopping)
 
 
-@router.get(REQUEST)
+@router.get(REQUEST, include_in_schema=False)
 async def tell_request(request: Request, id: str = "") -> Response:
     """As `/v1/requests/{id}`, but one that has ended is told of without sequences: the page may ask a little late."""
     if not REQUEST_ID.fullmatch(id):
@@ -77,8 +79,8 @@ async def tell_request(request: Request, id: str = "") -> Response:
     return Response(orjson.dumps(describe(id, account)), media_type="application/json")
 
 
-@router.get("/dashboard")
-@router.get("/dashboard/{name}")
+@router.get("/dashboard", include_in_schema=False)
+@router.get("/dashboard/{name}", include_in_schema=False)
 async def page(request: Request) -> Response:
     """A file of the page; 404 for any other name."""
     path = FILES.get(request.url.path)

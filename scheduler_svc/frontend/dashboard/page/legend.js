@@ -6,7 +6,7 @@ import { NOBODY } from "./palette.js";
 
 const CELL = { width: 10, height: 14 };
 const row = (kind, fields = {}) => ({
-  kinds: Uint8Array.of(kind), sequences: [NOBODY], chunks: new Map(), n: fields.n ?? 0, left: [],
+  kinds: Uint8Array.of(kind), sequences: [NOBODY], chunks: new Map(), it: 0, left: [],
   lost: false, gap: false, ...fields,
 });
 const left = (how) => [{ slot: 0, sequence: NOBODY, how }];

@@ -54,12 +54,12 @@ export class Painter {
     const { width, height } = this.cell, { seats } = this;
     const gap = height >= 4 ? Math.max(1, Math.round(height / 10)) : 0;
     for (let slot = 0; slot < Math.min(seats, row.kinds.length); slot++) this.#cell(row, slot, x, slot * height, width, height - gap);
-    const { alarm, ink } = this.theme.pixels;
+    const { alarm, idle, ink } = this.theme.pixels;
     for (const { slot, sequence, how } of row.left) {
       const faint = this.follow !== null && this.follow !== sequence;
       if (faint && how < PREEMPTED) continue;
       if (how <= ENDED) this.#end(x, slot * height, width, height - gap, ink, how === ENDED);
-      else if (how < FAILED_OVER) this.#notch(x, slot * height, width, height - gap, how === PREEMPTED ? alarm : ink);
+      else if (how < FAILED_OVER) this.#notch(x, slot * height, width, height - gap, faint ? idle : how === PREEMPTED ? alarm : ink);
     }
     if (row.lost) this.#loss(x, seats * height);
     if (row.gap) for (let y = 0; y < seats * height; y += 4) this.#fill(x, y, 1, 2, ink);
@@ -69,7 +69,7 @@ export class Painter {
     const kind = row.kinds[slot];
     if (!kind) {
       // An idle seat: a dot every few pixels on its middle.
-      if (height >= 3 && row.n % Math.max(1, Math.round(6 / width)) === 0) {
+      if (height >= 3 && row.it % Math.max(1, Math.round(6 / width)) === 0) {
         this.#fill(x, y + (height >> 1), 1, 1, this.theme.pixels.idle);
       }
       return;

@@ -48,7 +48,12 @@ export function showQueue(store, onPick) {
     button.addEventListener("click", () => { store.names.set(one.s, one); onPick(one.s); });
     name.append(swatch(one.s), button);
     const why = element("td", reasonText(one.reason));
-    if (one.preemptions) why.append(element("small", ` preempted ${one.preemptions}×`));
+    if (one.preemptions) {
+      const often = element("small", ` ${one.preemptions}×`);
+      often.title = `preempted ${one.preemptions} times`;
+      often.append(element("span", " preempted", "unseen"));
+      why.append(often);
+    }
     row.append(name, why, element("td", seconds(one.waited), "n"));
     return row;
   });
@@ -165,6 +170,7 @@ export class SequencePanel {
       fact("Waited", waited.length ? waited.map(([reason, s]) => `${seconds(s)} for ${reasonText(reason)}`).join(", ") : "not at all");
       if (known.tenant) fact("Tenant", known.tenant);
     } else if (known?.id) fact("Prompt", `${known.prompt} tokens`);
+    if (end) fact("Ended", `${new Date(end.at).toLocaleTimeString([], { hour12: false })}, iteration ${end.it}`);
     box.replaceChildren(title, list);
   }
 }

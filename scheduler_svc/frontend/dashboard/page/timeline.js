@@ -91,6 +91,12 @@ export class LaneView {
     this.canvas.style.width = `${this.canvas.width / scale}px`;
     this.canvas.style.height = `${this.canvas.height / scale}px`;
     this.#drawGutter(scale, seats);
+    this.axis.width = this.plane.clientWidth * scale;
+    this.axis.height = 16 * scale;
+    this.axis.style.width = `${this.plane.clientWidth}px`;
+    const axis = this.axis.getContext("2d");
+    axis.scale(scale, scale);
+    Object.assign(axis, this.text);
   }
 
   #drawGutter(scale, seats) {
@@ -100,11 +106,10 @@ export class LaneView {
     this.gutter.style.width = `${wide}px`;
     this.gutter.style.height = this.canvas.style.height;
     const style = getComputedStyle(this.element);
+    this.text = { font: `10px ${style.fontFamily}`, fillStyle: style.getPropertyValue("--muted"), textBaseline: "middle" };
     context.scale(scale, scale);
-    context.font = `10px ${style.fontFamily}`;
-    context.fillStyle = style.getPropertyValue("--muted");
+    Object.assign(context, this.text);
     context.textAlign = "right";
-    context.textBaseline = "middle";
     const step = [1, 2, 4, 8, 16, 32, 64].find((count) => count * this.height >= 13) ?? 64;
     for (let slot = 0; slot < seats; slot += step) {
       context.fillText(String(slot), wide - 6, Math.max(6, (slot + 0.5) * this.height));
@@ -137,16 +142,8 @@ export class LaneView {
   }
 
   #drawAxis() {
-    const scale = devicePixelRatio || 1, context = this.axis.getContext("2d");
-    const wide = this.plane.clientWidth;
-    this.axis.width = wide * scale;
-    this.axis.height = 16 * scale;
-    this.axis.style.width = `${wide}px`;
-    const style = getComputedStyle(this.element);
-    context.scale(scale, scale);
-    context.font = `10px ${style.fontFamily}`;
-    context.fillStyle = style.getPropertyValue("--muted");
-    context.textBaseline = "middle";
+    const context = this.axis.getContext("2d"), wide = this.columns * this.width;
+    context.clearRect(0, 0, this.axis.width, 16);
     const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((count) => count * this.width >= 64) ?? 1000;
     for (let column = 0; column < this.columns; column++) {
       const row = this.lane.rows[this.last - this.columns + 1 + column];
