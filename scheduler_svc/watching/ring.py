@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import Left, Plan, Result, SeenSequence
+from common.wire import Left, Plan, Result, SeenLane, SeenSequence
 from scheduler_svc.core import Lane, Sequence
 from scheduler_svc.core.sequence import State
 
@@ -76,12 +76,10 @@ class _Name:
 
 
 @dataclass(slots=True, eq=False)
-class GoneLane:
+class _GoneLane:
     """A lane that is attached no more."""
 
-    lane: Lane
-    reason: str
-    """Why it was lost; empty where it was let go."""
+    told: SeenLane
     last_row: int
 
 
@@ -91,7 +89,7 @@ class IterationRing:
 
     newest: int = 0
     """The number of the newest row; an earlier ring's numbers must not come again."""
-    gone_lanes: dict[int, GoneLane] = field(default_factory=dict)
+    _gone_lanes: dict[int, _GoneLane] = field(default_factory=dict)
     """By epoch, as long as rows name them."""
     _rows: deque[Row] = field(default_factory=deque)
     _seats: dict[int, _Seats] = field(default_factory=dict)
@@ -182,7 +180,8 @@ class IterationRing:
         """The lane is attached no more."""
         self._seats.pop(lane.epoch, None)
         if self._rows:
-            self.gone_lanes[lane.epoch] = GoneLane(lane, reason, self.newest)
+            told = describe(lane, "lost" if reason else "gone", reason=reason)
+            self._gone_lanes[lane.epoch] = _GoneLane(told, self.newest)
 
     def _append(self, row: Row) -> None:
         self._rows.append(row)
@@ -206,11 +205,16 @@ class IterationRing:
             name = self._names.get(sequence)
             if name is not None and name.left_at == row:
                 del self._names[sequence]
-        for epoch, lane in list(self.gone_lanes.items()):
+        for epoch, lane in list(self._gone_lanes.items()):
             if lane.last_row < oldest:
-                del self.gone_lanes[epoch]
+                del self._gone_lanes[epoch]
 
     # --- telling ---
+
+    @property
+    def gone_lanes(self) -> list[SeenLane]:
+        """Lanes that rows name, though they are attached no more."""
+        return [lane.told for lane in self._gone_lanes.values()]
 
     def since(self, after: int, limit: int) -> tuple[int, list[Row], list[SeenSequence]]:
         """The number of the first row, at most `limit` rows above `after`, and the sequences new in them.
@@ -234,4 +238,24 @@ def seen(sequence: Sequence) -> SeenSequence:
         index=sequence.index,
         tenant=sequence.tenant,
         prompt_tokens=sequence.prompt_length,
+    )
+
+
+def describe(
+    lane: Lane, state: str, *, running: int = 0, referenced: int = 0, cached: int = 0, reason: str = ""
+) -> SeenLane:
+    """What is told of a lane. The lane itself is not kept: it may hold much."""
+    return SeenLane(
+        epoch=lane.epoch,
+        name=lane.name,
+        model=lane.model.name,
+        state=state,
+        seats=lane.seats,
+        running=running,
+        token_budget=lane.token_budget,
+        block_size=lane.block_size,
+        blocks=lane.pool.num_blocks,
+        blocks_referenced=referenced,
+        blocks_cached=cached,
+        reason=reason,
     )

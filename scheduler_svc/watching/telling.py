@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.wire import SeenLane, SeenWaiting
 from scheduler_svc.core import Lane, Scheduler
-from scheduler_svc.watching.ring import GoneLane, Row, seen
+from scheduler_svc.watching.ring import Row, describe, seen
 
 MAX_WAITING = 64
 """Waiting sequences that are told of, of each model."""
@@ -47,29 +47,7 @@ def columns(rows: list[Row]) -> dict[str, NDArray[np.generic]]:
 def attached(lane: Lane, state: str) -> SeenLane:
     """A lane that is there."""
     pool = lane.pool
-    return _lane(lane, state, lane.num_running, pool.num_referenced, pool.num_cached_only)
-
-
-def gone(lane: GoneLane) -> SeenLane:
-    """A lane that was: it holds nothing any more."""
-    return _lane(lane.lane, "lost" if lane.reason else "gone", 0, 0, 0, lane.reason)
-
-
-def _lane(lane: Lane, state: str, running: int, referenced: int, cached: int, reason: str = "") -> SeenLane:
-    return SeenLane(
-        epoch=lane.epoch,
-        name=lane.name,
-        model=lane.model.name,
-        state=state,
-        seats=lane.seats,
-        running=running,
-        token_budget=lane.token_budget,
-        block_size=lane.block_size,
-        blocks=lane.pool.num_blocks,
-        blocks_referenced=referenced,
-        blocks_cached=cached,
-        reason=reason,
-    )
+    return describe(lane, state, running=lane.num_running, referenced=pool.num_referenced, cached=pool.num_cached_only)
 
 
 def waiting(scheduler: Scheduler, now: float) -> Iterable[SeenWaiting]:

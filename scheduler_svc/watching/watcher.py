@@ -16,6 +16,8 @@ KEEP_S = 5.0
 """Without a question for so long nobody looks any more."""
 MAX_WAITING = 256
 MAX_LANES = 256
+MAX_NAMES = 1 << 16
+"""Sequences named in one answer: to who comes new, many may be new."""
 
 
 class Attached(Protocol):
@@ -64,12 +66,12 @@ class Watcher:
             told["waiting"] = tuple(islice(telling.waiting(self._scheduler, now), MAX_WAITING))
             told["num_waiting"] = {r.value: n for r, n in self._scheduler.waiting_by_reason().items()}
         lanes = [telling.attached(executor.lane, executor.state) for executor in self._membership.executors]
-        lanes += [telling.gone(lane) for lane in ring.gone_lanes.values()]
+        lanes += ring.gone_lanes
         return Iterations(
             question.number,
             ring.newest,
             first,
             lanes=tuple(lanes[:MAX_LANES]),
-            sequences=tuple(sequences),
+            sequences=tuple(sequences[-MAX_NAMES:]),
             **told,
         )

@@ -58,7 +58,7 @@ function follow(sequence) {
 // The cursor stands on a seat of the last iteration that is shown.
 function moveCursor(down) {
   const lane = activeLane(), strip = lane && strips.get(lane.epoch);
-  if (!strip || strip.last < 0) return;
+  if (!strip || !(strip.last >= 0)) return;
   if (live()) setEnd(lane.rows[strip.last].n);
   const at = view.cursor?.lane === lane ? view.cursor.slot : -1;
   const slot = Math.min(lane.seats - 1, Math.max(0, at + down));
@@ -132,7 +132,8 @@ $("key-form").addEventListener("submit", (event) => {
 
 // --- frames ---
 
-let previous = 0;
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+let previous = 0, movedAt = 0;
 
 function frame(now) {
   const begun = performance.now();
@@ -151,10 +152,11 @@ function frame(now) {
       strips.delete(epoch);
       continue;
     }
-    if (!strip.element.isConnected) continue;
-    painted += strip.frame();
+    // Who asked for little motion is shown the new iterations once a second.
+    if (!calm.matches || !live() || now - movedAt > 1000) painted += strip.frame();
     strip.showCursor(view.cursor);
   }
+  if (now - movedAt > 1000) movedAt = now;
   if (painted) {
     note(frames.drawMs, performance.now() - begun);
     frames.painted += painted;
