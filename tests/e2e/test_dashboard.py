@@ -66,7 +66,7 @@ class Browser:
 
     def wait(self, condition: str) -> None:
         """Poll from here: the page's policy forbids it to evaluate text itself."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not self.page.evaluate(condition):
             assert time.monotonic() < deadline, condition
             self.page.wait_for_timeout(50)
