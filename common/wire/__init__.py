@@ -13,6 +13,7 @@ from common.wire.admin import (
     Verdict,
 )
 from common.wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Message, WireError, decode, encode
+from common.wire.constraint import Constraint, Language
 from common.wire.executor import (
     Alive,
     Drain,
@@ -71,6 +72,7 @@ __all__ = [
     "Alive",
     "BlocksRead",
     "Command",
+    "Constraint",
     "Drain",
     "EndReason",
     "Ended",
@@ -84,6 +86,7 @@ __all__ = [
     "Hello",
     "Inquiry",
     "KeyLimits",
+    "Language",
     "Leaving",
     "Lend",
     "Limits",

@@ -10,6 +10,7 @@ import structlog
 from starlette.requests import Request
 
 from common.wire import Serving
+from scheduler_svc.frontend.constraints.checker import GrammarChecker
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.key_ring import KeyRing
 from scheduler_svc.frontend.models import Models
@@ -31,6 +32,7 @@ class Frontend:
         self.pool = TextThreads(settings.tokenizer_threads)
         self.builder = ThreadPoolExecutor(1, "model-builder")
         self.models = Models(self.builder)
+        self.grammars = GrammarChecker()
         self.bodies = BodyBudget(settings.max_bodies_mb << 20)
         secret = settings.api_key
         self.keys = KeyRing(settings.api_keys, None if secret is None else secret.get_secret_value())
@@ -61,6 +63,7 @@ class Frontend:
         self._sweeper.cancel()
         self.link.close()
         self.pool.shutdown()
+        self.grammars.close()
         self.builder.shutdown(wait=False, cancel_futures=True)
 
     def _take_serving(self, serving: Serving) -> None:
