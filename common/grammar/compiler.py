@@ -14,6 +14,8 @@ from common.wire import Language
 
 _RAW = 0
 """xgrammar's kind of vocabulary whose entries are the bytes themselves."""
+MAX_SPACES = 8
+"""White space between two tokens of JSON: a weak model that may write more of it can do so for ever."""
 _ORIGIN = re.compile(r"^\[[0-9:]+\] \S+: *(?:Warning: )?(?:Check failed: \(.*?\) is false: )?")
 
 
@@ -39,7 +41,7 @@ class GrammarCompiler:
             match language:
                 case Language.JSON_SCHEMA | Language.JSON_SCHEMA_COMPACT:
                     spaces = language == Language.JSON_SCHEMA
-                    compiled = compiler.compile_json_schema(source, spaces, None, None, True, None, False)
+                    compiled = compiler.compile_json_schema(source, spaces, None, None, True, MAX_SPACES, False)
                 case Language.REGEX:
                     compiled = compiler.compile_regex(source)
                 case Language.EBNF:

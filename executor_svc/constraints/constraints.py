@@ -86,7 +86,7 @@ class Constraints:
                 codes.append(FinishCode.NOT_READY if step is Step.NOT_READY else FinishCode.STUCK)
         return Masks(
             rows=np.array(rows, np.int64),
-            words=np.array(words, np.int32).reshape(len(rows), -1),
+            words=np.array(words, np.int32).reshape(len(rows), -(-self._state.vocab_size // 32)),
             undrawn=np.array(undrawn, np.int64),
             codes=np.array(codes, np.uint8),
         )
