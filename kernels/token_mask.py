@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from kernels.compiler import ceil_div, tl, triton, use_triton
@@ -20,10 +21,11 @@ def mask_tokens(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -
 
 
 def mask_tokens_reference(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
-    """Plain torch version of `mask_tokens`."""
-    bits = torch.arange(32, dtype=torch.int32, device=words.device)
-    forbidden = (words[:, :, None] >> bits & 1 == 0).flatten(1)[:, : logits.shape[1]]
-    logits[rows] = logits[rows].masked_fill_(forbidden, -math.inf)
+    """Plain version of `mask_tokens`, for tensors on the CPU: numpy unpacks bits several times as fast as torch."""
+    allowed = np.unpackbits(words.numpy().view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
+    forbidden = torch.from_numpy(allowed == 0)
+    for row, mask in zip(rows.tolist(), forbidden, strict=True):
+        logits[row].masked_fill_(mask, -math.inf)
 
 
 @triton.jit
