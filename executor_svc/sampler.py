@@ -156,7 +156,7 @@ class Sampler:
         Bound rows see to it themselves: what their constraint allows may be nothing else.
         """
         state = self._state
-        young = np.flatnonzero((state.length[slots] < state.min_length[slots]) & ~self._constraints.bound(slots))
+        young = self._constraints.unbound(slots, np.flatnonzero(state.length[slots] < state.min_length[slots]))
         if not len(young):
             return
         with_eos = young[~state.ignore_eos[slots[young]]]

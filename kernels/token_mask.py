@@ -21,11 +21,11 @@ def mask_tokens(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -
 
 
 def mask_tokens_reference(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
-    """Plain version of `mask_tokens`, for tensors on the CPU: numpy unpacks bits several times as fast as torch."""
+    """Plain version of `mask_tokens`, for tensors on the CPU: numpy is several times as fast at it as torch."""
     allowed = np.unpackbits(words.numpy().view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
-    forbidden = torch.from_numpy(allowed == 0)
-    for row, mask in zip(rows.tolist(), forbidden, strict=True):
-        logits[row].masked_fill_(mask, -math.inf)
+    values = logits.numpy()
+    for row, bits in zip(rows.tolist(), allowed, strict=True):
+        np.copyto(values[row], -math.inf, where=bits == 0)
 
 
 @triton.jit

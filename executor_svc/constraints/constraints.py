@@ -59,9 +59,11 @@ class Constraints:
                 vocab_size = self._state.vocab_size
                 self._rows[new.slot] = Row(constraint, grammar, self._ends(new.params), vocab_size, self._pool)
 
-    def bound(self, slots: Int64s) -> NDArray[np.bool_]:
-        """Which of the slots hold a bound sequence."""
-        return np.isin(slots, list(self._rows)) if self._rows else np.zeros(len(slots), bool)
+    def unbound(self, slots: Int64s, rows: Int64s) -> Int64s:
+        """Of these rows, whose slots `slots` tells, those that are not bound."""
+        if not self._rows or not len(rows):
+            return rows
+        return np.array([row for row in rows.tolist() if int(slots[row]) not in self._rows], np.int64)
 
     def masks(self, slots: Int64s) -> Masks | None:
         """What may be drawn for the sampled rows of an iteration, `slots`; None: anything."""

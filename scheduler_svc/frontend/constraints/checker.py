@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import socket
 import subprocess
@@ -91,13 +92,15 @@ class Worker:
 
     def __init__(self, card: ModelCard) -> None:
         """Waits until it is up. Raises `GrammarsUnavailable`."""
+        if importlib.util.find_spec("xgrammar") is None:
+            raise GrammarsUnavailable("the library xgrammar is not installed here")
         self._control, theirs = socket.socketpair()
         self._sending = threading.Lock()
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "scheduler_svc.frontend.constraints.worker"],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 env=environment,
             )
         self._control.settimeout(START_S)
