@@ -32,7 +32,7 @@ class Frontend:
         self.pool = TextThreads(settings.tokenizer_threads)
         self.builder = ThreadPoolExecutor(1, "model-builder")
         self.models = Models(self.builder)
-        self.grammars = GrammarChecker()
+        self.grammars = GrammarChecker(settings.grammar_cpu_s)
         self.bodies = BodyBudget(settings.max_bodies_mb << 20)
         secret = settings.api_key
         self.keys = KeyRing(settings.api_keys, None if secret is None else secret.get_secret_value())

@@ -189,20 +189,13 @@ def test_what_cannot_be_kept_is_refused_by_name(real_stack: Stack, fields: dict[
     assert param in answer.json()["error"]["message"]
 
 
-def test_a_hostile_grammar_costs_nobody_else_anything(real_stack: Stack) -> None:
-    hostile = {f"k{i}": {"type": "string", "pattern": "^([a-z]{1,200}[0-9]{1,200}){1,50}$"} for i in range(400)}
-    with ThreadPoolExecutor(1) as pool:
-        refused = pool.submit(
-            real_stack.client.post,
-            "/v1/completions",
-            json=told(guided_json={"type": "object", "properties": hostile}),
-        )
-        assert ask(real_stack, guided_regex="[xyz]{4}")[0]["finish_reason"] == "stop"
-        answer = refused.result(60)
-    assert answer.status_code == 400 and "guided_json" in answer.json()["error"]["message"]
-    # Ambiguous: each step costs more than the one before.
+def test_an_ambiguous_grammar_costs_nobody_else_anything(real_stack: Stack) -> None:
+    """Each step of it costs more than the one before."""
     ambiguous = told(guided_grammar='root ::= ("a" | "aa" | root root)', max_tokens=60)
-    assert real_stack.client.post("/v1/completions", json=ambiguous).status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(real_stack.client.post, "/v1/completions", json=ambiguous)
+        assert ask(real_stack, guided_regex="[xyz]{4}")[0]["finish_reason"] == "stop"
+        assert answer.result(60).status_code == 200
     real_stack.until_idle()
 
 

@@ -2,7 +2,7 @@
 
 It holds one model's vocabulary. Its standard input is a socket, over which it gets first that vocabulary, then for each
 grammar a descriptor of a socket of its own: the child reads the grammar from it and writes the verdict to it, which is
-empty where all is well. A child that takes more than its share is killed by the kernel, and says nothing.
+empty where all is well, behind one octet that says that it lives. A child that takes more than its share is killed by the kernel, and says nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ MAX_MEMORY = 512 << 20
 STACK = 4 << 20
 """Bytes; an executor compiles with more."""
 MAX_WALL_S = 60
+BEGUN = b"\1"
+"""The first octet of a child: what ends behind it was killed for what it took."""
 LENGTH = struct.Struct("!I")
 
 
@@ -74,6 +76,7 @@ def main() -> int:
 
 def _try(compiler: GrammarCompiler, connection: socket.socket) -> int:
     """In the child."""
+    connection.sendall(BEGUN)
     request = receive(connection)
     if request is None:
         return 0
