@@ -2,7 +2,8 @@
 
 It holds one model's vocabulary. Its standard input is a socket, over which it gets first that vocabulary, then for each
 grammar a descriptor of a socket of its own: the child reads the grammar from it and writes the verdict to it, which is
-empty where all is well, behind one octet that says that it lives. A child that takes more than its share is killed by the kernel, and says nothing.
+empty where all is well, behind one octet that says that it lives. A child that takes more than its share is killed by
+the kernel, and says nothing more.
 """
 
 from __future__ import annotations
