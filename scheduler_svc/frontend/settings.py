@@ -47,6 +47,7 @@ class FrontendSettings(ServiceSettings):
     )
     reasoning_parser: Literal["auto", "think", "none"] = Field(
         "auto", description="think: split <think>…</think> from answers; auto: where the chat template knows it"
+    )
     grammar_cpu_s: int = Field(
         10, ge=1, le=600, description="processor seconds that a grammar of a request may take to compile"
     )
