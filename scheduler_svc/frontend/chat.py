@@ -43,8 +43,8 @@ async def prepare(frontend: Frontend, fields: Fields, generation: Generation, re
     refuse_unsupported(fields, CHAT)
     model = frontend.models.find(MODEL.read(fields), generation.key)
     parameters = read_parameters(fields, model, max_tokens_names=MAX_TOKENS_NAMES)
-    parameters = await bound(parameters, fields, model, frontend, generation)
     check_streams(parameters, 1, frontend.settings.max_streams_per_request)
+    parameters = await bound(parameters, fields, model, frontend, generation)
     wanted = LOGPROBS.read(fields)
     top = TOP_LOGPROBS.read(fields)
     if top is not None and top > 0 and not wanted:
