@@ -14,5 +14,7 @@ COPY common common
 COPY kernels kernels
 COPY executor_svc executor_svc
 RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[${EXTRA}]"
+# Grammars. It names torch, transformers and triton as its own, which are not used here.
+RUN pip install --no-cache-dir --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
 USER gilir
 ENTRYPOINT ["python", "-m", "executor_svc"]

@@ -220,9 +220,12 @@ class BatchState:
         """[B, MB] the block tables of the work's sequence rows, as wide as the longest context needs."""
         return self.block_tables[work.slots, : work.max_blocks]
 
-    def advance(self, work: Work, sampled: NDArray[np.integer]) -> NDArray[np.uint8]:
+    def advance(
+        self, work: Work, sampled: NDArray[np.integer], undrawn: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
         """Append the sampled tokens ([R]) and move on. Returns a `FinishCode` for each.
 
+        undrawn: [R] the code of a row that got no token, which keeps its last token to be computed; 0 for the others.
         EOS and stop tokens come before the length: an EOS that is the `max_tokens`-th token is an EOS.
         """
         slots, tokens = work.sample_slots, np.asarray(sampled, np.int64)
@@ -231,11 +234,17 @@ class BatchState:
         length = columns.length[slots]
         self.tokens[slots, length] = tokens
         columns.length[slots] = length + 1
+        if undrawn is not None:
+            without = slots[undrawn != 0]
+            columns.length[without] -= 1
+            columns.computed[without] -= 1
         finish = np.where(length + 1 >= self.max_length[slots], np.uint8(FinishCode.LENGTH), np.uint8(0))
         if len(self.stop_keys):
             keys = slots * self.vocab_size + tokens
             at = np.minimum(np.searchsorted(self.stop_keys, keys), len(self.stop_keys) - 1)
             finish[self.stop_keys[at] == keys] = FinishCode.STOP_TOKEN
         finish[self.is_eos[tokens] & ~self.ignore_eos[slots]] = FinishCode.EOS
-        columns.finished[slots] = finish != FinishCode.CONTINUE
+        if undrawn is not None:
+            finish = np.where(undrawn != 0, undrawn, finish)
+        columns.finished[slots] = (finish != FinishCode.CONTINUE) & (finish != FinishCode.NOT_READY)
         return finish

@@ -157,6 +157,8 @@ def _params_fault(params: SamplingParams, vocab_size: int) -> str:
         (_in_range(params.bias_ids, vocab_size), "biased token outside the vocabulary"),
         (bool(np.isfinite(params.bias_values).all()), "a bias that is not finite"),
         (len(params.bias_ids) == len(params.bias_values), "bias columns of different lengths"),
+        (_in_range(params.constraint.allowed_ids, vocab_size), "allowed token outside the vocabulary"),
+        (_in_range(params.constraint.bad_ids, vocab_size), "bad word outside the vocabulary"),
     )
     return next((reason for holds, reason in checks if not holds), "")
 

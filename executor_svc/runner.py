@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from common.wire import Fault, Limits, LogprobColumns, ModelCard, Plan, PromptLogprobs, Result
 from executor_svc.batch import BatchState, PlanError, Work
+from executor_svc.constraints import Constraints
 from executor_svc.device_inputs import DeviceInputs
 from executor_svc.faults import FatalError
 from executor_svc.graphs import Eager, Recorder
@@ -60,7 +61,8 @@ class Runner:
         """
         self.model, self.limits = model, limits
         self.state = BatchState(limits, card.max_model_len, card.vocab_size, card.eos_ids)
-        self.sampler = Sampler(self.state, model.device)
+        self.constraints = Constraints(self.state, card)
+        self.sampler = Sampler(self.state, model.device, self.constraints)
         self.cache = KVCache.allocate(
             model.config, limits.num_blocks, limits.block_size, cache_dtype or model.dtype, model.device
         )
@@ -89,6 +91,7 @@ class Runner:
         started = time.perf_counter()
         try:
             work = self.state.apply(plan)
+            self.constraints.take(plan)
             self._move_blocks(plan)
             return self._compute(plan, work, started)
         except PlanError as error:
@@ -131,7 +134,8 @@ class Runner:
         prompt_logprobs = tuple(collect() for collect in scored)
         sampled = NOTHING_SAMPLED if drawing is None else self.sampler.collect(drawing)
         device_us = int((time.perf_counter() - device_started) * 1e6)
-        finish = self.state.advance(work, sampled.tokens)
+        finish = self.state.advance(work, sampled.tokens, sampled.undrawn)
+        self.constraints.look_ahead(work.sample_slots)
         return Result(
             epoch=plan.epoch,
             iteration=plan.iteration,

@@ -1,8 +1,8 @@
 """From raw logits to tokens and logprobs, every row by its own parameters.
 
-The order, as in vLLM: logprobs are read off the raw logits; then logit bias, penalties, and the masks of min_tokens
-change them; then temperature, top-k, top-p and min-p, and the draw. The draw is keyed by (seed, position of the token
-in its sequence), so it does not depend on the batch, nor on when or where the row runs.
+The order, as in vLLM: logprobs are read off the raw logits; then logit bias, penalties, the masks of min_tokens and
+those of constraints change them; then temperature, top-k, top-p and min-p, and the draw. The draw is keyed by (seed,
+position of the token in its sequence), so it does not depend on the batch, nor on when or where the row runs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from common.wire import LogprobColumns, PromptLogprobs
 from executor_svc.batch import BatchState, Work
+from executor_svc.constraints import Constraints
 from executor_svc.seen_tokens import SeenTokens
 from executor_svc.transfer import Transfer
-from kernels import SamplingColumns, apply_penalties, sample, token_logprobs
+from kernels import SamplingColumns, apply_penalties, mask_tokens, sample, token_logprobs
 
 SCORED_ROWS = 64
 """Prompt rows scored at a time: the log-softmax of more would take much memory with a large vocabulary."""
@@ -41,6 +42,8 @@ class Sampled:
     tokens: Int64s
     """[R]"""
     logprobs: LogprobColumns
+    undrawn: NDArray[np.uint8] | None = None
+    """[R] the `FinishCode` of a row that got no token, 0 for the others; None: all got one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +58,26 @@ class Drawing:
     """Rows whose logprobs are wanted."""
     counts: NDArray[np.int32]
     """Alternatives that each of them wants."""
+    undrawn: NDArray[np.uint8] | None
+    """As in `Sampled`."""
     fetched: Callable[[], list[NDArray[Any]]]
     """Tokens, -1 where the logits are not finite; and, where rows are scored, ids and values of their entries."""
 
 
 class Sampler:
-    """Samples for one batch state. Touches Python objects only for rows with a logit bias."""
+    """Samples for one batch state. Touches Python objects only for rows with a logit bias or a constraint."""
 
-    def __init__(self, state: BatchState, device: torch.device) -> None:
+    def __init__(self, state: BatchState, device: torch.device, constraints: Constraints) -> None:
         self._state = state
         self._transfer = Transfer(device)
         self._tensor = self._transfer.send
         self._seen = SeenTokens(state)
+        self._constraints = constraints
 
     def clear(self) -> None:
         """Forget every sequence."""
         self._seen.clear()
+        self._constraints.clear()
 
     def draw(self, logits: torch.Tensor, work: Work, columns: SamplingColumns) -> Drawing:
         """Queue the draws on the device, and the copy of the tokens back; waits for neither.
@@ -78,7 +85,13 @@ class Sampler:
         logits: fp32 [R, V], overwritten. columns: of the R rows, on the device.
         """
         state, slots = self._state, work.sample_slots
+        masks = self._constraints.masks(slots)
+        undrawn = None
         counts = state.logprobs[slots]
+        if masks is not None and len(masks.undrawn):
+            undrawn = np.zeros(len(slots), np.uint8)
+            undrawn[masks.undrawn] = masks.codes
+            counts = np.where(undrawn, -1, counts)
         scored = np.flatnonzero(counts >= 0)
         counts = counts[scored]
         raw = logits[places := self._tensor(scored)] if len(scored) else None
@@ -86,9 +99,16 @@ class Sampler:
         self._add_bias(logits, slots)
         self._penalise(logits, slots)
         self._mask_ends(logits, slots)
+        if masks is not None and len(masks.rows):
+            mask_tokens(logits, self._tensor(masks.rows), self._tensor(masks.words))
         drawn = sample(logits, columns, filtered=bool(state.has_filter[slots].any()))
+        if masks is not None and undrawn is not None:
+            # The last token that such a row has is its next input once more.
+            last = state.tokens[slots[masks.undrawn], state.length[slots[masks.undrawn]] - 1].astype(np.int64)
+            drawn.index_copy_(0, self._tensor(masks.undrawn), self._tensor(last))
         entries = () if raw is None else _entries(raw, drawn[places], counts)
-        return Drawing(slots, drawn, scored, counts, self._transfer.fetch(torch.where(finite, drawn, -1), *entries))
+        fetched = self._transfer.fetch(torch.where(finite, drawn, -1), *entries)
+        return Drawing(slots, drawn, scored, counts, undrawn, fetched)
 
     def collect(self, drawing: Drawing) -> Sampled:
         """Wait for the draws. Raises `NonFiniteError`."""
@@ -96,10 +116,11 @@ class Sampler:
         if (tokens < 0).any():
             raise NonFiniteError(drawing.slots[tokens < 0])
         if not entries:
-            return Sampled(tokens, LogprobColumns())
+            return Sampled(tokens, LogprobColumns(), drawing.undrawn)
         token_ids, values = _laid_end_to_end(drawing.counts, *entries)
         widths = (drawing.counts + 1).astype(np.uint16)
-        return Sampled(tokens, LogprobColumns(drawing.scored.astype(np.uint16), widths, token_ids, values))
+        logprobs = LogprobColumns(drawing.scored.astype(np.uint16), widths, token_ids, values)
+        return Sampled(tokens, logprobs, drawing.undrawn)
 
     def _add_bias(self, logits: torch.Tensor, slots: Int64s) -> None:
         biased = np.flatnonzero(self._state.has_bias[slots])
@@ -130,9 +151,12 @@ class Sampler:
         )
 
     def _mask_ends(self, logits: torch.Tensor, slots: Int64s) -> None:
-        """Before `min_tokens` are there, neither EOS (unless it is ignored anyway) nor a stop token may be drawn."""
+        """Before `min_tokens` are there, neither EOS (unless it is ignored anyway) nor a stop token may be drawn.
+
+        Bound rows see to it themselves: what their constraint allows may be nothing else.
+        """
         state = self._state
-        young = np.flatnonzero(state.length[slots] < state.min_length[slots])
+        young = self._constraints.unbound(slots, np.flatnonzero(state.length[slots] < state.min_length[slots]))
         if not len(young):
             return
         with_eos = young[~state.ignore_eos[slots[young]]]

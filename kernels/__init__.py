@@ -16,6 +16,7 @@ from kernels.quantized_linear import quantize_weight, quantized_linear
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import rope_and_cache
 from kernels.sampling import SamplingColumns, sample
+from kernels.token_mask import mask_tokens
 
 __all__ = [
     "AttentionBatch",
@@ -27,6 +28,7 @@ __all__ = [
     "gelu_tanh_mul",
     "gumbel_noise",
     "invariant_linear",
+    "mask_tokens",
     "moe_mlp",
     "paged_attention",
     "philox4x32",

@@ -13,6 +13,7 @@ from common.wire.admin import (
     Verdict,
 )
 from common.wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Message, WireError, decode, encode
+from common.wire.constraint import Constraint, Language
 from common.wire.executor import (
     Alive,
     Drain,
@@ -72,6 +73,7 @@ __all__ = [
     "Alive",
     "BlocksRead",
     "Command",
+    "Constraint",
     "Drain",
     "EndReason",
     "Ended",
@@ -86,6 +88,7 @@ __all__ = [
     "Inquiry",
     "Iterations",
     "KeyLimits",
+    "Language",
     "Leaving",
     "Left",
     "Lend",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.wire.codec import Message, Part, message, parse
+from common.wire.constraint import UNBOUND, Constraint
 from common.wire.fields import (
     BLOCKS,
     BOOL,
@@ -68,6 +69,10 @@ class FinishCode(IntEnum):
     EOS = 1
     STOP_TOKEN = 2
     LENGTH = 3
+    NOT_READY = 4
+    """No token was drawn, as what bounds it is still being computed: the row's last token is to be planned again."""
+    STUCK = 5
+    """No token was drawn, as its constraint leaves none: the row cannot go on."""
 
 
 @message(kind=-1)
@@ -94,6 +99,7 @@ class SamplingParams(Message):
     logprobs: Annotated[int, Int(-1, 65_535)] = -1
     """Alternatives wanted beside the sampled token's logprob; -1: none at all."""
     prompt_logprobs: Annotated[int, Int(-1, 65_535)] = -1
+    constraint: Annotated[Constraint, Part(Constraint)] = field(default_factory=lambda: UNBOUND)
 
     def check(self, path: str) -> None:
         same_length(path, bias_ids=self.bias_ids, bias_values=self.bias_values)
@@ -216,7 +222,7 @@ class Result(Message):
     iteration: Annotated[int, U64]
     tokens: Annotated[Int32s, TOKEN_IDS]
     finish: Annotated[NDArray[np.uint8], Column("u1", MAX_SLOTS)]
-    """A `FinishCode` for each token."""
+    """A `FinishCode` for each token; of a row without one (`NOT_READY`, `STUCK`) the token counts nothing."""
     logprobs: Annotated[LogprobColumns, Part(LogprobColumns)] = field(default_factory=LogprobColumns)
     prompt_logprobs: Annotated[tuple[PromptLogprobs, ...], ListOf(Part(PromptLogprobs), MAX_SLOTS)] = ()
     busy_us: Annotated[int, U32] = 0

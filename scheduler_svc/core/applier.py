@@ -18,12 +18,19 @@ class Applied:
     """What one acknowledged iteration brought."""
 
     slots: NDArray[np.int64]
-    """Slots that sampled a token, in the order of the result's tokens."""
+    """Slots of the rows that sample, in the order of the result's tokens."""
+    drawn: NDArray[np.bool_] | None
+    """Which of them got a token; None: all."""
     wanted: NDArray[np.bool_] | None
-    """Which of them still have a reader; None: all."""
+    """Which of them got one and still have a reader; None: all."""
     finished: list[tuple[Sequence, FinishCode]]
     first_tokens: list[Sequence]
     """Sequences that got the first token of their answer."""
+
+    @property
+    def drawn_slots(self) -> NDArray[np.int64]:
+        """Slots that have a new token."""
+        return self.slots if self.drawn is None else self.slots[self.drawn]
 
     @property
     def wanted_slots(self) -> NDArray[np.int64]:
@@ -46,22 +53,39 @@ def apply_result(lane: Lane, result: Result) -> tuple[InFlight, Applied]:
     lengths = lane.length[slots]
     _check(lane, slots, lengths, result)
     lane.in_flight = None
+    wanted = drawn = _drawn(result)
+    tokens, grown = result.tokens, slots
+    if drawn is not None:
+        ends = [s for s, has_token in zip(ends, drawn[len(flight.decodes) :], strict=True) if has_token]
+        tokens, grown, lengths = result.tokens[drawn], slots[drawn], lengths[drawn]
     _advance_prefills(lane, flight, ends)
-    lane.tokens[slots, lengths] = result.tokens
-    lane.length[slots] = lengths + 1
-    lane.computed[slots] = lengths
+    lane.tokens[grown, lengths] = tokens
+    lane.length[grown] = lengths + 1
+    lane.computed[grown] = lengths
     first_tokens = [s for s in ends if int(lane.length[s.slot]) == s.prompt_length + 1]
-    finished = []
-    for row in result.finish.nonzero()[0].tolist():
-        sequence = lane.occupant[slots[row]]
-        assert sequence is not None
-        if not sequence.aborted:
-            finished.append((sequence, FinishCode(int(result.finish[row]))))
-    wanted = None
     if flight.deferred:
-        aborted = np.array([s.slot for s in flight.deferred], np.int64)
-        wanted = ~np.isin(slots, aborted)
-    return flight, Applied(slots, wanted, finished, [s for s in first_tokens if not s.aborted])
+        read = ~np.isin(slots, np.array([s.slot for s in flight.deferred], np.int64))
+        wanted = read if drawn is None else read & drawn
+    finished = _finished(lane, slots, result)
+    return flight, Applied(slots, drawn, wanted, finished, [s for s in first_tokens if not s.aborted])
+
+
+def _drawn(result: Result) -> NDArray[np.bool_] | None:
+    """The rows that got a token; None: all."""
+    if not np.count_nonzero(result.finish) or int(result.finish.max()) < FinishCode.NOT_READY:
+        return None
+    return result.finish < FinishCode.NOT_READY
+
+
+def _finished(lane: Lane, slots: NDArray[np.int64], result: Result) -> list[tuple[Sequence, FinishCode]]:
+    """Sequences that have ended, but for those that are wanted no more."""
+    finished: list[tuple[Sequence, FinishCode]] = []
+    for row in result.finish.nonzero()[0].tolist():
+        sequence, code = lane.occupant[slots[row]], FinishCode(int(result.finish[row]))
+        assert sequence is not None
+        if not sequence.aborted and code is not FinishCode.NOT_READY:
+            finished.append((sequence, code))
+    return finished
 
 
 def _check(lane: Lane, slots: NDArray[np.int64], lengths: NDArray[np.int32], result: Result) -> None:
@@ -99,13 +123,19 @@ def _check_last_tokens(lane: Lane, slots: NDArray[np.int64], result: Result) -> 
         match result.finish[row]:
             case FinishCode.EOS if params.ignore_eos or token not in lane.model.eos_ids:
                 raise LaneError("a row ended by EOS with a token that is none")
+            case FinishCode.NOT_READY | FinishCode.STUCK if not params.constraint.bounds:
+                raise LaneError("a row without a constraint got no token")
             case FinishCode.STOP_TOKEN if token not in params.stop_token_ids:
                 raise LaneError("a row ended by a stop token with another one")
 
 
 def _advance_prefills(lane: Lane, flight: InFlight, ends: list[Sequence]) -> None:
+    """`ends`: those whose answer goes on with a token. One without leaves the last token of its chunk for later."""
     for sequence, chunk in flight.prefills:
-        lane.computed[sequence.slot] += chunk
+        slot = sequence.slot
+        reached = int(lane.computed[slot]) + chunk
+        waits = reached == int(lane.length[slot]) and sequence not in ends
+        lane.computed[slot] = reached - waits
         lane.publish(sequence)
     if not ends:
         return

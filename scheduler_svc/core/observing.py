@@ -21,13 +21,14 @@ def observe(
 ) -> None:
     """Note an iteration that has just been applied; `queue` is that of the lane's model."""
     counters.iterations += 1
-    counters.generation_tokens += len(applied.slots)
+    slots = applied.drawn_slots
+    counters.generation_tokens += len(slots)
     counters.iteration_tokens.observe(flight.num_tokens)
-    counters.observe_gaps(lane.last_token_at[applied.slots], now)
-    lane.last_token_at[applied.slots] = now
+    counters.observe_gaps(lane.last_token_at[slots], now)
+    lane.last_token_at[slots] = now
     num_decodes, seconds = len(flight.decodes), now - flight.planned_at
     lane.pace.observe(num_decodes, flight.num_tokens - num_decodes, seconds, fit=lane.config.target_itl_ms > 0)
     queue.token_s = lane.pace.mean_s
-    if queue.share is not None and len(applied.slots):
-        queue.share.charge_generated(lane.tenant[applied.slots])
+    if queue.share is not None and len(slots):
+        queue.share.charge_generated(lane.tenant[slots])
     key_usage.charge_generated(lane.key_row[applied.wanted_slots], now)

@@ -308,6 +308,9 @@ class Scheduler:
         self.outbox.extend(prompt_scores(lane, result))
         for sequence, code in applied.finished:
             self.counters.e2e_latency.observe(now - sequence.arrived)
+            if code is FinishCode.STUCK:
+                self._end(sequence, EndReason.FAILED, now, "what the request allows leaves no token to go on with")
+                continue
             if code is not FinishCode.LENGTH:  # that one was cut: it tells nothing of how long answers are
                 self.queues[sequence.model].lengths.observe(sequence.tenant, sequence.num_generated)
             self._end(sequence, EndReason(code), now)

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.call import Task
+from scheduler_svc.frontend.constraints.bounding import bound
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.logprobs import LogprobWriter
 from scheduler_svc.frontend.parameters import MAX_LOGPROBS, MODEL, log_unknown, read_parameters
@@ -43,6 +44,7 @@ async def prepare(frontend: Frontend, fields: Fields, generation: Generation, re
     model = frontend.models.find(MODEL.read(fields), generation.key)
     parameters = read_parameters(fields, model, max_tokens_names=MAX_TOKENS_NAMES)
     check_streams(parameters, 1, frontend.settings.max_streams_per_request)
+    parameters = await bound(parameters, fields, model, frontend, generation)
     wanted = LOGPROBS.read(fields)
     top = TOP_LOGPROBS.read(fields)
     if top is not None and top > 0 and not wanted:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import tokenizers
+
+from common.token_text import byte_level_bytes, fallback_byte, fallback_rules
 
 REPLACEMENT = "\ufffd"
 MAX_HELD_BYTES = 64
@@ -276,7 +278,7 @@ class DetokenizerFactory:
         self._special = {t.content: i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
         decoder = {} if tokenizer.decoder is None else json.loads(tokenizer.decoder.__getstate__())
         self._is_byte_level = decoder.get("type") == "ByteLevel"
-        self._rules = None if self._is_byte_level else _fallback_rules(decoder)
+        self._rules = None if self._is_byte_level else fallback_rules(decoder)
         self._skipped: dict[_View, frozenset[int]] = {}
         self._byte_level: dict[_View, ByteLevelPieces] = {}
         self._fallback: dict[_View, FallbackPieces] = {}
@@ -318,52 +320,3 @@ class DetokenizerFactory:
         if view not in self._fallback:
             self._fallback[view] = FallbackPieces(self._tokenizer, self._skips(view), replaces, with_bytes)
         return self._fallback[view]
-
-
-def _fallback_rules(decoder: dict[str, Any]) -> tuple[list[tuple[str, str]], bool, tuple[str, int]] | None:
-    """A decoder's replacements, whether it decodes byte tokens, and its left strip; None if it is of another kind."""
-    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
-    kinds = [step.get("type") for step in steps]
-    replaces: list[tuple[str, str]] = []
-    while kinds and kinds[0] == "Replace":
-        pattern = steps[len(replaces)]["pattern"].get("String")
-        if pattern is None:
-            return None
-        replaces.append((pattern, steps[len(replaces)]["content"]))
-        kinds.pop(0)
-    if kinds not in (["ByteFallback", "Fuse"], ["ByteFallback", "Fuse", "Strip"], ["Fuse"], ["Fuse", "Strip"]):
-        return None
-    strip = (" ", 0)
-    if kinds[-1] == "Strip":
-        if steps[-1]["stop"]:
-            return None
-        strip = (steps[-1]["content"], steps[-1]["start"])
-    return replaces, kinds[0] == "ByteFallback", strip
-
-
-def fallback_byte(token: str) -> int | None:
-    """The byte that a token `<0xAB>` names."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        try:
-            return int(token[3:5], 16)
-        except ValueError:
-            return None
-    return None
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's stand-ins: visible Latin-1 characters stand for themselves, the other bytes follow from U+0100 on."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [value for value in range(256) if value not in visible]
-    return {chr(v): v for v in visible} | {chr(0x100 + i): v for i, v in enumerate(hidden)}
-
-
-_BYTE_OF = _byte_alphabet()
-
-
-def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; one with a character outside the alphabet stands for itself."""
-    try:
-        return bytes([_BYTE_OF[character] for character in token])
-    except KeyError:
-        return token.encode()

@@ -10,6 +10,7 @@ import structlog
 from starlette.requests import Request
 
 from common.wire import Serving
+from scheduler_svc.frontend.constraints.checker import GrammarChecker
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.dashboard.feed import Feed
 from scheduler_svc.frontend.key_ring import KeyRing
@@ -32,6 +33,7 @@ class Frontend:
         self.pool = TextThreads(settings.tokenizer_threads)
         self.builder = ThreadPoolExecutor(1, "model-builder")
         self.models = Models(self.builder)
+        self.grammars = GrammarChecker(settings.grammar_cpu_s)
         self.bodies = BodyBudget(settings.max_bodies_mb << 20)
         secret = settings.api_key
         self.keys = KeyRing(settings.api_keys, None if secret is None else secret.get_secret_value())
@@ -63,6 +65,7 @@ class Frontend:
         self._sweeper.cancel()
         self.link.close()
         self.pool.shutdown()
+        self.grammars.close()
         self.builder.shutdown(wait=False, cancel_futures=True)
 
     def _take_serving(self, serving: Serving) -> None:

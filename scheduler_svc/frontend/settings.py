@@ -48,6 +48,9 @@ class FrontendSettings(ServiceSettings):
     reasoning_parser: Literal["auto", "think", "none"] = Field(
         "auto", description="think: split <think>…</think> from answers; auto: where the chat template knows it"
     )
+    grammar_cpu_s: int = Field(
+        10, ge=1, le=600, description="processor seconds that a grammar of a request may take to compile"
+    )
 
     batch_dir: Path | None = Field(None, description="folder of files and batches; none: they are off")
     batch_database: str | None = Field(None, description="postgresql://… instead, for files and batches")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from common.wire import (
     PROTOCOL_VERSION,
+    Constraint,
     ExecutorAccount,
     Hello,
     Iterations,
@@ -108,6 +109,12 @@ def _params(values: Fields) -> Fields:
     return cut_alike(values, "bias_ids", "bias_values")
 
 
+def _constraint(values: Fields) -> Fields:
+    widths = values["bad_widths"] % 3 + 1
+    bounded = {**values, "bad_widths": widths, "bad_ids": np.resize(values["bad_ids"], int(widths.sum()))}
+    return bounded if values["language"] and values["source"] else {**bounded, "language": 0, "source": ""}
+
+
 def _entries(values: Fields) -> Fields:
     widths = values["widths"] % 3
     total = int(widths.sum())
@@ -194,6 +201,7 @@ def _iterations(values: Fields) -> Fields:
 
 
 REPAIRS: dict[type[Message], Callable[[Fields], Fields]] = {
+    Constraint: _constraint,
     SamplingParams: _params,
     LogprobColumns: _logprobs,
     PromptLogprobs: _entries,

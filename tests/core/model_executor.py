@@ -99,6 +99,8 @@ class Row:
     finished: bool = False
     scored: int = 0
     """Prompt positions below this have been scored."""
+    unready: int = 0
+    """How many times more it gets no token, as one whose constraint is not ready."""
 
     @property
     def left(self) -> int:
@@ -183,6 +185,7 @@ class ModelExecutor:
             new.computed,
             shared,
             new.params,
+            unready=int(new.params.constraint.allowed_ids[:1].sum()),
         )
         self.rows[new.slot] = row
         missed = new.params.prompt_logprobs >= 0 and new.computed and not (swapped_in | self.fetched) & set(blocks)
@@ -255,11 +258,19 @@ class ModelExecutor:
         tokens, codes = [], []
         for slot in slots:
             row = self.rows[slot]
+            bound = row.params.constraint.allowed_ids.tolist()
+            if row.unready or (len(bound) > 1 and len(row.tokens) == row.prompt_length + bound[1]):
+                codes.append(FinishCode.NOT_READY if row.unready else FinishCode.STUCK)
+                tokens.append(0)
+                row.finished = not row.unready
+                row.unready, row.computed = max(0, row.unready - 1), row.computed - 1
+                continue
             token = next_token(self.model, row.states[-1], row.params)
             row.tokens.append(token)
             row.states.append(next_state(row.states[-1], token))
             code = finish_code(token, len(row.tokens), row.prompt_length, self.model, row.params)
             row.decodes = True
+            row.unready = int(bool(bound) and len(row.tokens) % 3 == 0)
             row.finished = code is not FinishCode.CONTINUE
             tokens.append(token)
             codes.append(code)
@@ -268,12 +279,13 @@ class ModelExecutor:
             iteration=self.iteration,
             tokens=np.array(tokens, np.int32),
             finish=np.array(codes, np.uint8),
-            logprobs=self._logprobs(slots, tokens),
+            logprobs=self._logprobs(slots, tokens, codes),
             prompt_logprobs=scores,
         )
 
-    def _logprobs(self, slots: list[int], tokens: list[int]) -> LogprobColumns:
-        rows = [i for i, slot in enumerate(slots) if self.rows[slot].params.logprobs >= 0]
+    def _logprobs(self, slots: list[int], tokens: list[int], codes: list[FinishCode]) -> LogprobColumns:
+        drawn = [i for i, code in enumerate(codes) if code < FinishCode.NOT_READY]
+        rows = [i for i in drawn if self.rows[slots[i]].params.logprobs >= 0]
         if not rows:
             return LogprobColumns()
         entries = [_entries(tokens[i], self.rows[slots[i]].params.logprobs) for i in rows]

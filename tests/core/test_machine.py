@@ -6,12 +6,14 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from common.wire import KeyLimits, ModelCard, Retention
+from common.wire import Constraint, KeyLimits, ModelCard, Retention
+from common.wire.constraint import UNBOUND
 from scheduler_svc.core import AttachError, Lane, LaneError, SchedulerConfig
 from scheduler_svc.core.config import (
     Admission,
@@ -86,6 +88,7 @@ requests = st.fixed_dictionaries(
         "salt": st.sampled_from([b"", b"", b"s"]),
         "retention": st.sampled_from([*Retention]),
         "deadline_ms": st.sampled_from([0, 500, 3000]),
+        "constraint": st.sampled_from([UNBOUND, UNBOUND, Constraint(allowed_ids=np.array([2], np.int32))]),
         "limits": st.sampled_from([None, None, None, KeyLimits("a", 2), KeyLimits("b", 5, 6000)]),
     }
 )

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from common.wire import ModelCard, Retention
+from common.wire import Constraint, ModelCard, Retention
+from common.wire.constraint import UNBOUND
 from scheduler_svc.core import AttachError, Lane, LaneError, SchedulerConfig
 from scheduler_svc.core.config import (
     Admission,
@@ -194,6 +196,7 @@ class Walk:
             retention=pick([*Retention]),
             deadline_ms=pick([0, 100, 500, 3000]),
             timeout_ms=pick([0] * 6 + [50, 2000]),
+            constraint=pick([UNBOUND] * 5 + [Constraint(allowed_ids=np.array([2], np.int32))]),
         )
 
     def _abort(self) -> None:

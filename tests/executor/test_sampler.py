@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.wire import Limits, LogprobColumns
+from common.wire import Limits, LogprobColumns, ModelCard
 from executor_svc.batch import BatchState, Work
+from executor_svc.constraints import Constraints
 from executor_svc.inputs import host_columns
 from executor_svc.sampler import NonFiniteError, Sampler
 from executor_svc.seen_tokens import SeenTokens
@@ -20,6 +21,7 @@ from executor_svc.transfer import Transfer
 from tests.executor.plans import decode_plan, ids, new_sequence, prefill_plan
 
 VOCABULARY = 40
+CARD = ModelCard("m", b"w" * 16, VOCABULARY, 32, (0, 1), "float32")
 LIMITS = Limits(block_size=4, num_blocks=64, num_host_blocks=0, max_num_seqs=8, max_num_batched_tokens=256)
 
 
@@ -28,7 +30,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.state = BatchState(LIMITS, max_model_len=32, vocab_size=VOCABULARY, eos_ids=(0, 1))
-        self.sampler = Sampler(self.state, torch.device("cpu"))
+        self.sampler = Sampler(self.state, torch.device("cpu"), Constraints(self.state, CARD))
         self.iteration = 0
         self.last_logprobs = LogprobColumns()
 

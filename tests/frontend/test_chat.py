@@ -116,25 +116,20 @@ UNSUPPORTED_IN_CHAT: dict[str, list[Any]] = {
     "tools": [[{"type": "function", "function": {"name": "f"}}]],  # this template does not know them
     "functions": [[{"name": "f"}]],
     "function_call": ["auto"],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, "text"],
     "modalities": [["text", "audio"], ["audio"]],
     "audio": [{"voice": "x"}],
     "prediction": [{"type": "content"}],
-    "structured_outputs": [{"json": {}}],
     "chat_template": ["{{ messages }}"],
     "store": [True],
     "echo": [True],
     "web_search_options": [{}],
     "reasoning_effort": ["high"],
-    "bad_words": [["x"]],
 }
 UNSUPPORTED_IN_COMPLETIONS: dict[str, list[Any]] = {
     "suffix": ["x"],
-    "guided_json": [{}, "{}"],
-    "guided_regex": ["a"],
-    "allowed_token_ids": [[1]],
+    "guided_whitespace_pattern": ["a"],
+    "structural_tag": ["a"],
     "use_beam_search": [True],
-    "response_format": [{"type": "json_object"}],
     "prompt_embeds": ["x"],
 }
 

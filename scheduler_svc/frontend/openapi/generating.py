@@ -16,6 +16,7 @@ from scheduler_svc.frontend import (
 )
 from scheduler_svc.frontend.chat_template import RESERVED
 from scheduler_svc.frontend.messages import MAX_MESSAGES, ROLES
+from scheduler_svc.frontend.openapi import bounding
 from scheduler_svc.frontend.openapi.schemas import (
     STRING,
     Schema,
@@ -104,6 +105,7 @@ NOTES = {
     "chat_template_kwargs": "Variables for the chat template; names are Python identifiers.",
     "continue_final_message": "Excludes add_generation_prompt.",
     "add_generation_prompt": "Absent: true, unless continue_final_message is set.",
+    **bounding.NOTES,
 }
 
 
@@ -119,6 +121,7 @@ def _shared(max_tokens_names: tuple[str, ...]) -> dict[str, Schema]:
     properties = by_name(SHARED) | by_name(tuple(map(parameters.max_tokens_field, max_tokens_names)))
     properties["cache_salt"]["minLength"] = 1
     properties["truncate_prompt_tokens"]["not"] = constant(0)
+    properties |= bounding.properties()
     return properties | {
         "prompt_cache_retention": {**choice(scheduling.RETENTIONS), "default": scheduling.RETENTION.default},
         "stop": {"anyOf": [stop, array(stop, maxItems=parameters.MAX_STOPS)]},

@@ -8,6 +8,7 @@ from kernels.gated_activation import gelu_tanh_mul_triton, silu_mul_triton
 from kernels.penalties import apply_penalties_reference, apply_penalties_triton
 from kernels.rms_norm import add_rms_norm_reference, add_rms_norm_triton, rms_norm_reference, rms_norm_triton
 from kernels.rope import rope_and_cache_reference, rope_and_cache_triton
+from kernels.token_mask import mask_tokens_reference, mask_tokens_triton
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Relative error; the interpreter rounds to bf16 by truncation, so that two roundings may cost two last places."""
@@ -87,3 +88,21 @@ def test_penalties() -> None:
     apply_penalties_triton(logits, rows, tokens, counts, in_prompt, *factors)
     apply_penalties_reference(expected, rows, tokens, counts, in_prompt, *factors)
     torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("vocab_size", [5, 64, 1060, 2049])
+def test_token_masks(vocab_size: int) -> None:
+    logits = torch.randn(4, vocab_size + 3)[:, :vocab_size]
+    rows = torch.tensor([3, 0])
+    words = torch.randint(-(1 << 31), 1 << 31, (2, -(-vocab_size // 32)), dtype=torch.int32)
+    results = []
+    for run in (mask_tokens_triton, mask_tokens_reference):
+        results.append(logits.clone())
+        run(results[-1], rows, words)
+        run(results[-1], rows[:0], words[:0])
+    assert torch.equal(results[0], results[1])
+    for row, bits in zip(rows.tolist(), words.tolist(), strict=True):
+        for token in (0, 1, vocab_size // 2, vocab_size - 1):
+            allowed = bits[token // 32] >> token % 32 & 1
+            assert results[0][row, token] == (logits[row, token] if allowed else -float("inf"))
+    assert torch.equal(results[0][1:3], logits[1:3])
