@@ -22,6 +22,7 @@ LONG_FILES = (
     "test_ahead_of_time.py",
     "test_gpu_benchmark.py",
     "test_failover.py",
+    "test_structured.py",
     "test_machine.py",
     "test_chaos.py",
     "test_same_answer.py",
