@@ -33,6 +33,7 @@ def results(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[
     return status, {name: [row for row in rows if row["part"] == name] for name in benchmark.PARTS}
 
 
+@pytest.mark.nightly
 def test_every_part_runs(capsys: pytest.CaptureFixture[str]) -> None:
     parts = [name for name in benchmark.PARTS if name != "kernel_tests"]
     status, found = results(capsys, "--here", "--parts", ",".join(parts))

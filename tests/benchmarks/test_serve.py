@@ -18,6 +18,7 @@ from scheduler_svc.plan_log.reader import IterationSample
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 
+@pytest.mark.nightly
 def test_both_loops_over_own_services_give_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "w.jsonl").write_text('{"prompt_ids": [10, 11, 12, 13], "output_len": 6}\n' * 3)
     flags = ["--executor-flags", "--threads 1 --max-num-seqs 4 --num-blocks 256 --max-num-batched-tokens 64"]

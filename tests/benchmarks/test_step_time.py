@@ -14,6 +14,7 @@ from benchmarks.steps import Case, work
 FIGURES = ("ms_min", "memory_floor_ms", "compute_floor_ms", "ratio", "bandwidth_gb_s", "matmul_gflop_s")
 
 
+@pytest.mark.nightly
 def test_each_case_that_fits_gives_a_line_of_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_serves_until_a_signal_and_leaves_nothing_behind(
     served: tuple[subprocess.Popen[str], str], number: signal.Signals
 ) -> None:

@@ -77,7 +77,16 @@ def test_two_executors_and_one_is_killed(start: Callable[..., Any]) -> None:
     assert len(victim.plans) == count
 
 
-@pytest.mark.parametrize("action", [Action.DIE_AFTER, Action.SILENCE, Action.FAULT, Action.JUNK, Action.SHORT])
+@pytest.mark.parametrize(
+    "action",
+    [
+        Action.DIE_AFTER,
+        Action.SILENCE,
+        Action.FAULT,
+        pytest.param(Action.JUNK, marks=pytest.mark.nightly),
+        pytest.param(Action.SHORT, marks=pytest.mark.nightly),
+    ],
+)
 def test_each_way_to_fail_is_survived_by_a_replacement(start: Callable[..., Any], action: Action) -> None:
     stack = start("--heartbeat-ms", "100", "--heartbeat-timeout-s", "1")
     stack.fake("reference")

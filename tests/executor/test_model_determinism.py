@@ -47,7 +47,9 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 """
 
 
-@pytest.mark.parametrize(("setting", "threads"), [("", 1), ("", 2), ("COMPATIBLE", 1)])
+@pytest.mark.parametrize(
+    ("setting", "threads"), [("", 1), ("", 2), pytest.param("COMPATIBLE", 1, marks=pytest.mark.nightly)]
+)
 def test_every_row_of_a_linear_layer_is_the_same_in_any_batch(setting: str, threads: int) -> None:
     """An empty setting: what `prepare_environment` chooses. The other does not promise it: tiling has to."""
     environment = {name: value for name, value in os.environ.items() if name != determinism.VARIABLE}
@@ -84,7 +86,7 @@ for chunk, block_size in ((1000, 16), (7, 16), (33, 1), (64, 32)):
 """
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma3", marks=pytest.mark.nightly)])
 def test_logits_have_the_same_bits_alone_in_a_batch_and_in_chunks(family: str, tmp_path: Path) -> None:
     save_model(make_model(family), tmp_path)
     done = subprocess.run([sys.executable, "-c", WHOLE_MODEL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)

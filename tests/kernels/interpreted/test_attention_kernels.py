@@ -36,7 +36,7 @@ def check(
         (6, 6, 80, 8, torch.float16),
         (9, 3, 96, 1, torch.float32),
         (48, 2, 112, 128, torch.float16),
-        (40, 2, 192, 64, torch.float32),
+        pytest.param(40, 2, 192, 64, torch.float32, marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize("chunks", [[], [(7, 7), (98, 20)]])
@@ -59,7 +59,7 @@ def test_window_softcap_and_sinks(window: int, softcap: float, sinks: torch.Tens
 
 
 @pytest.mark.parametrize("window, sinks", [(0, None), (70, None), (0, SINKS)])
-@pytest.mark.parametrize("programs", [4, 4096])
+@pytest.mark.parametrize("programs", [4, pytest.param(4096, marks=pytest.mark.nightly)])
 def test_decode_is_split_over_the_keys(
     window: int, sinks: torch.Tensor | None, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +120,7 @@ def test_a_launch_can_be_replayed_on_other_lengths(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(out.double(), exact_attention(case, 0.125), rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("window, sinks", [(0, None), (150, SINKS)])
+@pytest.mark.parametrize("window, sinks", [(0, None), pytest.param(150, SINKS, marks=pytest.mark.nightly)])
 def test_the_invariant_form_gives_the_same_bits_in_any_company(window: int, sinks: torch.Tensor | None) -> None:
     """Decodes, chunks of any size and the whole prompt; alone, in twos and in sevens; in any blocks."""
     length = 330

@@ -40,8 +40,15 @@ def run(request: pytest.FixtureRequest) -> Callable[..., list[torch.Tensor]]:
     return attend
 
 
-@pytest.mark.parametrize("window", [0, 50])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("window", "dtype"),
+    [
+        (0, torch.float32),
+        (50, torch.bfloat16),
+        pytest.param(50, torch.float32, marks=pytest.mark.nightly),
+        pytest.param(0, torch.bfloat16, marks=pytest.mark.nightly),
+    ],
+)
 def test_attention(run: Callable[..., list[torch.Tensor]], window: int, dtype: torch.dtype) -> None:
     """The whole prompt at once is the yardstick for chunks, decodes, block sizes and mates."""
     whole = run([(CONTEXT, CONTEXT)], window=window, dtype=dtype)[0]
