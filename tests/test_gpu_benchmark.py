@@ -66,6 +66,7 @@ def test_a_part_that_fails_takes_no_other_along(capsys: pytest.CaptureFixture[st
     assert found["transformers_peer"][0]["what"] == "skipped"
 
 
+@pytest.mark.nightly
 def test_a_part_has_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     status, found = results(capsys, "--parts", "transformers_peer")
     assert status == 0

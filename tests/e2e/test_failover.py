@@ -41,6 +41,7 @@ def test_a_stream_survives_kill_9_and_a_fresh_executor(start: Callable[..., Any]
     assert stack.metric("gilir_executors_lost_total") == 1
 
 
+@pytest.mark.nightly
 def test_a_stream_moves_to_the_other_of_two_real_executors(start: Callable[..., Any]) -> None:
     stack = start()
     both = {name: stack.real(name, "--max-num-seqs", "4") for name in ("one", "two")}

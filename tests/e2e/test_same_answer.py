@@ -79,6 +79,7 @@ def test_unseeded_requests_differ(real_stack: Any) -> None:
     assert len(texts) > 1
 
 
+@pytest.mark.nightly
 def test_greedy_tokens_equal_transformers(real_stack: Any, model_folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)

@@ -59,6 +59,7 @@ def test_answers_over_swaps_are_the_same(start: Callable[..., Any], undisturbed:
     assert stack.metric("gilir_recomputed_tokens_total") == 0
 
 
+@pytest.mark.nightly
 def test_what_the_host_pool_does_not_hold_is_recomputed(
     start: Callable[..., Any], undisturbed: dict[str, list[Any]]
 ) -> None:

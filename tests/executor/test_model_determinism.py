@@ -48,7 +48,8 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 
 
 @pytest.mark.parametrize(
-    ("setting", "threads"), [("", 1), ("", 2), pytest.param("COMPATIBLE", 1, marks=pytest.mark.nightly)]
+    ("setting", "threads"),
+    [("", 1), pytest.param("", 2, marks=pytest.mark.nightly), pytest.param("COMPATIBLE", 1, marks=pytest.mark.nightly)],
 )
 def test_every_row_of_a_linear_layer_is_the_same_in_any_batch(setting: str, threads: int) -> None:
     """An empty setting: what `prepare_environment` chooses. The other does not promise it: tiling has to."""

@@ -39,7 +39,7 @@ def check(
         pytest.param(40, 2, 192, 64, torch.float32, marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.parametrize("chunks", [[], [(7, 7), (98, 20)]])
+@pytest.mark.parametrize("chunks", [pytest.param([], marks=pytest.mark.nightly), [(7, 7), (98, 20)]])
 def test_shapes(
     heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, chunks: list[Row]
 ) -> None:
@@ -51,7 +51,7 @@ def test_shapes(
 @pytest.mark.parametrize(
     "window, softcap, sinks", [(37, 0.0, None), (64, 0.0, SINKS), (1, 0.0, None), (0, 5.0, SINKS), (37, 5.0, SINKS)]
 )
-@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("invariant", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_window_softcap_and_sinks(window: int, softcap: float, sinks: torch.Tensor | None, invariant: bool) -> None:
     rows = [(30, 1), (300, 1), (0, 1), (290, 90)]
     case = build_case(rows, 4, 2, 64, 16, invariant=invariant, split_keys=128)
@@ -86,6 +86,7 @@ def test_cache_of_8_bits(dtype: torch.dtype) -> None:
     check(case, 0.125)
 
 
+@pytest.mark.nightly
 def test_a_launch_can_be_replayed_on_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a CUDA graph does: the launches of one batch, repeated after its tensors hold another one. The host's idea
     of the lengths is wrong on purpose."""

@@ -66,6 +66,7 @@ def test_a_token_has_the_same_bits_alone_in_a_batch_and_in_chunks(decoder: Decod
     assert torch.equal(resumed.logits[0], streams[1].logits[-1])
 
 
+@pytest.mark.nightly
 def test_padding_of_a_mixed_graph_changes_no_bit(decoder: Decoder) -> None:
     """A decode and two chunks of which one ends no prompt: 7 tokens in a graph of 12, 3 rows in one of 4."""
     card = ModelCard("sparse", bytes(16), decoder.config.vocab_size, 512, (), "float16")
