@@ -12,6 +12,8 @@ import structlog
 COMPILING = "compiling the native CPU step: once, up to a minute"
 """The event of an executor's log that `deploy.local` shows on the console."""
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_processors: list[Any] = []
+"""One list for good: loggers that have written keep it, and follow a later set-up so."""
 
 
 def configure_logs(service: str, log_format: str = "console", log_level: str = "info") -> None:
@@ -31,8 +33,9 @@ def configure_logs(service: str, log_format: str = "console", log_level: str = "
         # Plain tracebacks: a richer one shows local variables, and those hold prompts.
         plain = structlog.dev.plain_traceback
         last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    _processors[:] = [*shared, *last]
     structlog.configure(
-        processors=[*shared, *last],
+        processors=_processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log_level]),
         logger_factory=_Stderr,
         cache_logger_on_first_use=True,

@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import pytest
+import structlog
 
-from common.logs import Seldom
+from common.logs import Seldom, configure_logs
 
 PROGRAM = """
 import logging, sys, structlog
@@ -107,3 +108,17 @@ def test_what_peers_cause_at_will_is_written_seldom() -> None:
     seldom = Seldom(first=3, then=10)
     assert [i for i in range(1, 41) if seldom.happens()] == [1, 2, 3, 10, 20, 30, 40]
     assert seldom.count == 40
+
+
+def test_a_logger_that_has_written_follows_a_later_set_up(capsys: pytest.CaptureFixture[str]) -> None:
+    early = structlog.get_logger()
+    early.info("first")
+    configure_logs("another", "json")
+    try:
+        early.info("second")
+        with structlog.testing.capture_logs() as logs:
+            early.info("third")
+    finally:
+        configure_logs("tests")
+    assert '"service": "another"' in capsys.readouterr().err.splitlines()[-1]
+    assert [entry["event"] for entry in logs] == ["third"]
