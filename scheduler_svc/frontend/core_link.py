@@ -31,9 +31,8 @@ from common.wire import (
     decode,
     encode,
 )
-from scheduler_svc.frontend.inquiries import Inquiries
+from scheduler_svc.frontend.inquiries import Inquiries, Watches
 from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Scores, Stream
-from scheduler_svc.frontend.watches import Watches
 from scheduler_svc.http.errors import unavailable
 from scheduler_svc.keys import ANYBODY, ApiKey
 
