@@ -26,6 +26,8 @@ WAYS = {
     for family in FAMILIES
 }
 """Chunks and block sizes; all pairs for one family of full attention and one of windows."""
+ALWAYS = [(7, 32), (16, 16), (WHOLE, 1)]
+"""The ways of every run; the others run nightly, but for one token at a time in those two families."""
 
 
 @dataclass
@@ -77,7 +79,11 @@ def test_the_reference_is_worth_comparing_with(cases: Cases, family: str) -> Non
 @pytest.mark.parametrize(
     ("family", "chunk", "block_size"),
     [
-        pytest.param(family, *way, marks=[pytest.mark.nightly] if way[0] == 1 and way[1] != 16 else [])
+        pytest.param(
+            family,
+            *way,
+            marks=[] if way in ALWAYS or (len(ways) > 6 and way == (1, 16)) else [pytest.mark.nightly],
+        )
         for family, ways in WAYS.items()
         for way in ways
     ],

@@ -9,7 +9,8 @@ from kernels import add_rms_norm, gelu_tanh_mul, paged_attention, rms_norm, silu
 from tests.kernels.attention_cases import build_case
 
 CONTEXT = 300
-SHAPES = [(28, 4, 128), (14, 2, 64), (12, 1, 256), (6, 6, 80), (9, 3, 96), (1, 1, 64)]
+SHAPES = [(28, 4, 128), (12, 1, 256), (6, 6, 80), (1, 1, 64)]
+MORE_SHAPES = [(14, 2, 64), (9, 3, 96)]
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"], autouse=True)
@@ -21,7 +22,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=SHAPES, ids=str)
+@pytest.fixture(params=[*SHAPES, *(pytest.param(shape, marks=pytest.mark.nightly) for shape in MORE_SHAPES)], ids=str)
 def run(request: pytest.FixtureRequest) -> Callable[..., list[torch.Tensor]]:
     """Attention of rows that are all prefixes of one sequence: returns each row's outputs."""
     heads, kv_heads, head_dim = request.param
