@@ -61,7 +61,7 @@ from common.wire.handover import (
     Recall,
     TransferPoint,
 )
-from common.wire.watching import Iterations, Left, SeenLane, SeenSequence, SeenWaiting, Watch
+from common.wire.watching import BlockState, Iterations, Left, SeenBlocks, SeenLane, SeenSequence, SeenWaiting, Watch
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -71,6 +71,7 @@ __all__ = [
     "Action",
     "AdminAlive",
     "Alive",
+    "BlockState",
     "BlocksRead",
     "Command",
     "Constraint",
@@ -111,6 +112,7 @@ __all__ = [
     "Retention",
     "Roster",
     "SamplingParams",
+    "SeenBlocks",
     "SeenLane",
     "SeenSequence",
     "SeenWaiting",

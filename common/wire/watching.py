@@ -31,6 +31,10 @@ UInt32s = NDArray[np.uint32]
 
 MAX_ROWS = 64
 """Iterations in one answer: more would keep the core from its lanes for longer than a short iteration takes."""
+MAX_BLOCKS_SEEN = 2048
+"""Of one lane."""
+NOBODY = (1 << 32) - 1
+"""Stands for no sequence in `SeenBlocks`."""
 _CELLS = {
     "num_decodes": ("decode_slots", "decode_sequences"),
     "num_prefills": ("prefill_slots", "prefill_sequences", "prefill_lengths"),
@@ -57,6 +61,17 @@ class Left(IntEnum):
     """Its executor was lost: it goes on elsewhere."""
 
 
+class BlockState(IntEnum):
+    """What is in a KV block."""
+
+    FREE = 0
+    CACHED = 1
+    """A reusable prefix that nobody holds."""
+    HELD = 2
+    SHARED = 3
+    """Held more than once."""
+
+
 @message(kind=28)
 @dataclass(frozen=True, slots=True, eq=False)
 class Watch(Message):
@@ -68,8 +83,8 @@ class Watch(Message):
     number: Annotated[int, U32]
     after: Annotated[int, U64]
     """The last iteration that the asker knows, by its number in the ring; 0: none."""
-    queue: Annotated[bool, BOOL] = False
-    """Whether who waits is wanted, too."""
+    status: Annotated[bool, BOOL] = False
+    """Whether who waits and what the KV blocks hold is wanted, too."""
 
 
 @message(kind=-30)
@@ -122,6 +137,22 @@ class SeenWaiting(Message):
     num_preemptions: Annotated[int, COUNT]
 
 
+@message(kind=-34)
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenBlocks(Message):
+    """What the KV blocks of an attached lane hold: every `step`-th one, from block 0 on."""
+
+    epoch: Annotated[int, U64]
+    step: Annotated[int, COUNT]
+    states: Annotated[NDArray[np.uint8], Column("u1", MAX_BLOCKS_SEEN)]
+    """A `BlockState` for each."""
+    sequences: Annotated[UInt32s, Column("u4", MAX_BLOCKS_SEEN)]
+    """Who holds it, of a shared one any of those; `NOBODY` where none of them has a seat."""
+
+    def check(self, path: str) -> None:
+        same_length(path, states=self.states, sequences=self.sequences)
+
+
 @message(kind=38)
 @dataclass(frozen=True, slots=True, eq=False)
 class Iterations(Message):
@@ -143,6 +174,8 @@ class Iterations(Message):
     """The first in line, where they were asked for."""
     num_waiting: Annotated[dict[str, int], MapOf(COUNT, 16)] = field(default_factory=dict)
     """How many wait in all, by reason, where that was asked for."""
+    blocks: Annotated[tuple[SeenBlocks, ...], ListOf(Part(SeenBlocks), 256)] = ()
+    """Of each lane that is attached, where that was asked for."""
     epochs: Annotated[NDArray[np.int64], Column("i8", MAX_ROWS)] = field(default_factory=lambda: np.empty(0, np.int64))
     iterations: Annotated[NDArray[np.int64], Column("i8", MAX_ROWS)] = field(
         default_factory=lambda: np.empty(0, np.int64)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import Retention
+from common.wire import BlockState, Retention
 from scheduler_svc.core.config import Eviction
 from scheduler_svc.core.eviction import EvictionOrder, RecencyOrder, WeightOrder
 from scheduler_svc.core.kv_pool import KvPool
@@ -252,6 +252,14 @@ class BlockPool(KvPool):
         if self._weights:
             self._num_published += 1
             self._weights[block] = self._num_published if self.eviction is Eviction.FIFO else 0
+
+    def states(self, step: int = 1) -> list[BlockState]:
+        """What every `step`-th block holds."""
+        free, cached, held, shared = BlockState
+        return [
+            shared if references > 1 else held if references else free if digest is None else cached
+            for references, digest in zip(self._references[::step], self._hash_of[::step], strict=True)
+        ]
 
     def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless references equal the occurrences in `tables` and every block is in one place."""

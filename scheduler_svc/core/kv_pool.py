@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 
-from common.wire import Retention
+from common.wire import BlockState, Retention
 
 
 class KvPool(ABC):
@@ -67,6 +67,10 @@ class KvPool(ABC):
 
         A lane passes what has become full since its last call: publishing twice is harmless, but costs time.
         """
+
+    @abstractmethod
+    def states(self, step: int = 1) -> list[BlockState]:
+        """What every `step`-th block holds, from block 0 on. Costs as much as that list is long."""
 
     @abstractmethod
     def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:

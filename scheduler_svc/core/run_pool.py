@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
-from common.wire import Retention
+from common.wire import BlockState, Retention
 from scheduler_svc.core.kv_pool import KvPool
 
 
@@ -109,6 +109,14 @@ class RunPool(KvPool):
 
     def publish_many(self, blocks: Collection[int], digests: Collection[bytes]) -> None:
         """Does nothing: runs are not shared."""
+
+    def states(self, step: int = 1) -> list[BlockState]:
+        """What every `step`-th block holds: free or held."""
+        states = [BlockState.HELD] * -(-self.num_blocks // step)
+        for start, end in zip(self._starts, self._ends, strict=True):
+            first, last = -(-start // step), -(-end // step)
+            states[first:last] = [BlockState.FREE] * (last - first)
+        return states
 
     def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless each table is one run and every block is in one table or free."""

@@ -53,9 +53,12 @@ class Watches:
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._questions: _Asking[Iterations] = _Asking(send)
 
-    async def ask(self, after: int, *, queue: bool) -> Iterations:
-        """What came after an iteration of the ring; with `queue` also who waits. Raises `ApiError` 503."""
-        return await self._questions.put(lambda number: Watch(number, after, queue))
+    async def ask(self, after: int, *, status: bool) -> Iterations:
+        """What came after an iteration of the ring; with `status` also who waits and what the KV blocks hold.
+
+        Raises `ApiError` 503.
+        """
+        return await self._questions.put(lambda number: Watch(number, after, status))
 
     def take(self, answer: Iterations) -> None:
         """An answer came."""

@@ -9,9 +9,10 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import SeenLane, SeenWaiting
+from common.wire import SeenBlocks, SeenLane, SeenWaiting
+from common.wire.watching import NOBODY
 from scheduler_svc.core import Lane, Scheduler
-from scheduler_svc.watching.ring import Row, describe, seen
+from scheduler_svc.watching.ring import LOW_32, Row, describe, seen
 
 MAX_WAITING = 64
 """Waiting sequences that are told of, of each model."""
@@ -48,6 +49,20 @@ def attached(lane: Lane, state: str) -> SeenLane:
     """A lane that is there."""
     pool = lane.pool
     return describe(lane, state, running=lane.num_running, referenced=pool.num_referenced, cached=pool.num_cached_only)
+
+
+def blocks(lane: Lane, most: int) -> SeenBlocks:
+    """What the blocks of a lane hold; of more than `most`, evenly spread ones."""
+    step = max(1, -(-lane.pool.num_blocks // most))
+    holders = np.full(lane.pool.num_blocks, NOBODY, np.uint32)
+    seated = lane.running()
+    if seated:
+        slots = [sequence.slot for sequence in seated]
+        counts = lane.num_blocks[slots]
+        tables = [lane.blocks[slot, :count] for slot, count in zip(slots, counts.tolist(), strict=True)]
+        numbers = np.array([sequence.number & LOW_32 for sequence in seated], np.uint32)
+        holders[np.concatenate(tables)] = np.repeat(numbers, counts)
+    return SeenBlocks(lane.epoch, step, np.array(lane.pool.states(step), np.uint8), holders[::step].copy())
 
 
 def waiting(scheduler: Scheduler, now: float) -> Iterable[SeenWaiting]:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from common.wire import Iterations, Watch
-from common.wire.watching import MAX_ROWS
+from common.wire.watching import MAX_BLOCKS_SEEN, MAX_ROWS
 from scheduler_svc.core import Lane, Scheduler
 from scheduler_svc.watching import telling
 from scheduler_svc.watching.ring import IterationRing
@@ -16,6 +16,8 @@ KEEP_S = 5.0
 """Without a question for so long nobody looks any more."""
 MAX_WAITING = 256
 MAX_LANES = 256
+MAX_BLOCKS = 1 << 14
+"""KV blocks told of in one answer, of all lanes together."""
 MAX_NAMES = 1 << 16
 """Sequences named in one answer: to who comes new, many may be new."""
 
@@ -60,12 +62,15 @@ class Watcher:
         ring = self._membership.ring
         if ring is None:
             ring = self._membership.ring = IterationRing(self._newest)
+        executors = self._membership.executors[:MAX_LANES]
         first, rows, sequences = ring.since(question.after, MAX_ROWS)
         told: dict[str, Any] = telling.columns(rows)
-        if question.queue:
+        if question.status:
             told["waiting"] = tuple(islice(telling.waiting(self._scheduler, now), MAX_WAITING))
             told["num_waiting"] = {r.value: n for r, n in self._scheduler.waiting_by_reason().items()}
-        lanes = [telling.attached(executor.lane, executor.state) for executor in self._membership.executors]
+            most = min(MAX_BLOCKS_SEEN, MAX_BLOCKS // max(1, len(executors)))
+            told["blocks"] = tuple(telling.blocks(executor.lane, most) for executor in executors)
+        lanes = [telling.attached(executor.lane, executor.state) for executor in executors]
         lanes += ring.gone_lanes
         return Iterations(
             question.number,

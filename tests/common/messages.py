@@ -28,6 +28,7 @@ from common.wire import (
     Result,
     Roster,
     SamplingParams,
+    SeenBlocks,
     Serving,
     Stats,
     Submit,
@@ -213,6 +214,7 @@ REPAIRS: dict[type[Message], Callable[[Fields], Fields]] = {
     Submit: _submit,
     SubmitCall: _submit_call,
     Iterations: _iterations,
+    SeenBlocks: lambda values: cut_alike(values, "states", "sequences"),
     Serving: lambda values: cut_alike(values, "models", "kv_capacity"),
 }
 

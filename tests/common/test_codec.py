@@ -172,6 +172,7 @@ def test_a_junk_field_within_a_part_is_refused_by_its_path(cls: type[Message]) -
     holder, way = min(ways, key=lambda found: len(found[1]))
     samples = {
         "PromptLogprobs": [0, 1, b"", b"", b""],
+        "SeenBlocks": [1, 1, b"", b""],
         "SeenLane": [1, "e", "m", "attached", 8, 1, 64, 16, 99, 1, 2, ""],
         "SeenSequence": [1, "r", 0, "", 3],
         "SeenWaiting": [[1, "r", 0, "", 3], "seats", 0.5, 0, 0],

@@ -27,6 +27,15 @@ CELLS = """() => [...gilir.store.lanes.values()].flatMap((lane) => lane.rows.map
     const name = gilir.store.names.get(row.sequences[slot]);
     return [[slot, name.id, name.index, kind === gilir.DECODE ? "decode" : "prefill", row.chunks.get(slot) ?? 1]];
   }), row.left.map(({ sequence, how }) => [gilir.store.names.get(sequence).id, how])]))"""
+BLOCKS = """() => [...gilir.strips.values()].filter(({ lane }) => lane.blocks).map(({ blocks, lane }) => {
+  const { width, height } = blocks.canvas, pitch = width / blocks.columns;
+  const { data } = blocks.canvas.getContext("2d").getImageData(0, 0, width, height);
+  return { info: lane.info, ...lane.blocks, cells: [...lane.blocks.states].map((state, cell) => {
+    const x = Math.floor((cell % blocks.columns) * pitch), y = Math.floor(cell / blocks.columns) * pitch + 2;
+    const at = 4 * (Math.floor(y) * width + x), sequence = blocks.sequenceOf(cell);
+    return [Number(state), sequence === null ? null : gilir.store.nameOf(sequence), data.slice(at, at + 3).join()];
+  }) };
+})"""
 PIXELS = """() => [...gilir.strips.values()].map((strip) => {
   const { width, height } = strip.painter.cell, { canvas } = strip;
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -122,6 +131,29 @@ def test_the_cells_on_the_page_are_those_of_the_plan_log(start: Callable[..., An
         browser.check()
     compare(shown, stack.services.plan_log)
     colours_are_those_of_the_cells(shown, pixels)
+
+
+def test_the_map_shows_who_holds_each_block(start: Callable[..., Any]) -> None:
+    stack = start("--max-num-seqs", "4")
+    stack.fake("gpu-0", Script(delay_s=0.02), num_blocks=40, max_num_seqs=4)
+    stack.ready()
+    with opened(stack.url, viewport={"width": 1300, "height": 800}) as browser, ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(stack.text, [3 + i, 4, 5], 150, request_id=f"held-{i}") for i in range(2)]
+        browser.wait("gilir.strips.size === 1 && [...gilir.strips.values()][0].lane.blocks !== null")
+        browser.page.click("summary")
+        browser.wait(
+            "(() => { const [{ lane, blocks }] = gilir.strips.values(); return lane.info.running === 2 &&"
+            " blocks.drawn?.told === lane.blocks && new Set(lane.blocks.s).size === 3; })()"
+        )
+        (told,) = browser.page.evaluate(BLOCKS)
+        assert told["step"] == 1 and len(told["cells"]) == told["info"]["blocks"] == 40
+        held = [(name, colour) for state, name, colour in told["cells"] if state == 2]
+        assert len(held) == told["info"]["blocks_referenced"]
+        assert {name for name, _ in held} == {"held-0", "held-1"}
+        assert len(set(held)) == len({colour for _, colour in held}) == 2, held
+        browser.check()
+        for answer in answers:
+            answer.result()
 
 
 def compare(shown: list[Any], log: Path) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from frontend_service import Service, error_of, run_service, wait_until
 
-from common.wire import Iterations, SeenLane, SeenSequence, SeenWaiting, Stats, Watch
+from common.wire import Iterations, SeenBlocks, SeenLane, SeenSequence, SeenWaiting, Stats, Watch
+from common.wire.watching import NOBODY
 from scheduler_svc.frontend.dashboard import feed as feed_module
 from scheduler_svc.frontend.dashboard.feed import HISTORY, MAX_VIEWERS, Feed
 from scheduler_svc.frontend.dashboard.routes import FILES, POLICY
@@ -108,6 +109,7 @@ def test_the_page_and_its_files_come_with_a_strict_policy(service: Service) -> N
 
 def test_a_viewer_is_sent_rows_names_lanes_queue_and_latency(service: Service) -> None:
     waiting = SeenWaiting(seen(5), "seats", 1.5, 4, 1)
+    blocks = SeenBlocks(7, 2, np.array([0, 2, 3, 1], np.uint8), np.array([NOBODY, 1, 2, NOBODY], np.uint32))
     service.core.stats = Stats(
         True, False, {}, {"gilir_iterations": 12.0}, {"vllm:time_to_first_token_seconds": (1.0, 2.0, 3.0, 9.0)}
     )
@@ -116,7 +118,8 @@ def test_a_viewer_is_sent_rows_names_lanes_queue_and_latency(service: Service) -
     def answer(asked: Watch) -> Iterations:
         if asked.after:
             return Iterations(0, 1005, asked.after + 1, lanes=(LANE,))
-        queue: dict[str, Any] = {"waiting": (waiting,), "num_waiting": {"seats": 1}} if asked.queue else {}
+        told = {"waiting": (waiting,), "num_waiting": {"seats": 1}, "blocks": (blocks,)}
+        queue: dict[str, Any] = told if asked.status else {}
         return rows_after(1000, 1005, sequences=(seen(1), seen(2)), **queue)
 
     service.core.iterations = answer
@@ -134,6 +137,7 @@ def test_a_viewer_is_sent_rows_names_lanes_queue_and_latency(service: Service) -
         "s": 5, "id": "request-5", "index": 0, "tenant": "", "prompt": 5, "reason": "seats", "waited": 1.5,
         "preemptions": 1, "generated": 4,
     }  # fmt: skip
+    assert status["blocks"] == [{"epoch": 7, "step": 2, "states": "0231", "s": [NOBODY, 1, 2, NOBODY]}]
     assert status["counters"] == {"iterations": 12.0} and status["latency"]["ttft"]["counts"] == [1.0, 2.0, 3.0]
 
 
@@ -204,7 +208,7 @@ def test_a_request_that_is_over_is_told_of_without_an_error(service: Service) ->
 def test_a_slow_viewer_goes_on_with_the_newest_rows() -> None:
     newest = 0
 
-    async def ask(after: int, *, queue: bool) -> Iterations:
+    async def ask(after: int, *, status: bool) -> Iterations:
         return rows_after(after, newest)
 
     async def check() -> None:
@@ -243,7 +247,7 @@ def test_a_slow_viewer_goes_on_with_the_newest_rows() -> None:
 def test_trouble_with_the_core_is_told_and_passes() -> None:
     failing = True
 
-    async def ask(after: int, *, queue: bool) -> Iterations:
+    async def ask(after: int, *, status: bool) -> Iterations:
         if failing:
             raise unavailable("the scheduler does not answer")
         return rows_after(after, 3)

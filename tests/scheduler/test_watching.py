@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.wire import Fault, Iterations, Left, Plan, Watch, WireError, decode, encode
-from common.wire.watching import MAX_ROWS
+from common.wire import BlockState, Fault, Iterations, Left, Plan, Watch, WireError, decode, encode
+from common.wire.watching import MAX_BLOCKS_SEEN, MAX_ROWS, NOBODY
 from scheduler_svc.core import Lane
+from scheduler_svc.core.config import KvLayout
 from scheduler_svc.watching import ring as ring_module
 from scheduler_svc.watching import telling
 from scheduler_svc.watching.ring import IterationRing
@@ -153,7 +154,7 @@ def test_nothing_is_noted_until_somebody_asks_and_soon_after_nobody_does() -> No
     plan = rig.plan(1.0)
     rig.receive(b"p", result(plan, 5), 1.1)
     assert rig.membership.ring is None
-    first = watcher.answer(Watch(1, 0, queue=True), 1.2)
+    first = watcher.answer(Watch(1, 0, status=True), 1.2)
     assert (first.number, first.newest, len(first.epochs)) == (1, 1000, 0)
     assert [(lane.name, lane.running, lane.blocks) for lane in first.lanes] == [("one", 1, 64)]
     rig.receive(b"p", result(rig.plan(2.0), 6), 2.25)
@@ -167,6 +168,41 @@ def test_nothing_is_noted_until_somebody_asks_and_soon_after_nobody_does() -> No
     assert watcher.answer(Watch(3, answer.newest), 20.0).first == 1002, "numbers do not come again"
 
 
+@pytest.mark.parametrize("kv_layout", [*KvLayout])
+@pytest.mark.parametrize("most", [MAX_BLOCKS_SEEN, 7])
+def test_each_block_is_told_of_as_the_tables_have_it(tmp_path: Path, kv_layout: KvLayout, most: int) -> None:
+    world = WatchedWorld(tmp_path, kv=kv_layout)
+    seen_states: set[int] = set()
+
+    def compare_blocks() -> None:
+        for lane in world.lanes:
+            told = telling.blocks(lane, most)
+            assert len(told.states) <= most and told.step == max(1, -(-lane.pool.num_blocks // most))
+            holders: dict[int, set[int]] = {}
+            for sequence in lane.running():
+                for block in lane.table(sequence.slot):
+                    holders.setdefault(block, set()).add(sequence.number)
+            lent = {block for table in lane.lent.values() for block in table}
+            for place, (state, sequence) in enumerate(zip(told.states.tolist(), told.sequences.tolist(), strict=True)):
+                block = place * told.step
+                held = len(holders.get(block, ()))
+                assert sequence in holders.get(block, {NOBODY})
+                if block not in lent:
+                    assert (state == BlockState.SHARED, state == BlockState.HELD) == (held > 1, held == 1)
+                seen_states.add(state)
+            if told.step == 1:
+                counts = np.bincount(told.states, minlength=4)
+                assert counts[BlockState.CACHED] == lane.pool.num_cached_only
+                assert counts[BlockState.FREE] == lane.pool.num_available - lane.pool.num_cached_only
+
+    for seed in range(4):
+        wander(world, seed, 60)
+        compare_blocks()
+    world.close()
+    assert {BlockState.FREE, BlockState.HELD} <= seen_states
+    assert (BlockState.CACHED in seen_states) == (kv_layout is KvLayout.PAGED)
+
+
 def test_a_loss_and_the_queue_are_told_with_their_reasons() -> None:
     rig = Rig()
     watcher = Watcher(rig.scheduler, rig.membership, newest=0)
@@ -175,7 +211,7 @@ def test_a_loss_and_the_queue_are_told_with_their_reasons() -> None:
     for _ in range(9):
         rig.submit()
     plan = rig.plan(1.0)
-    told = watcher.answer(Watch(2, 0, queue=True), 3.0)
+    told = watcher.answer(Watch(2, 0, status=True), 3.0)
     assert told.num_waiting == {"seats": 1} and [w.reason for w in told.waiting] == ["seats"]
     assert told.waiting[0].waited_s == pytest.approx(3.0)
     rig.receive(b"p", Fault(epoch, plan.iteration, np.empty(0, np.uint16), "oom", "no memory"), 3.5)

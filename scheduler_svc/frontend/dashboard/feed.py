@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from common.wire import Iterations, SeenLane, SeenSequence, SeenWaiting
+from common.wire import Iterations, SeenBlocks, SeenLane, SeenSequence, SeenWaiting
 from scheduler_svc.frontend.dashboard.rendering import render_rows
 from scheduler_svc.http.errors import ApiError
 
@@ -21,8 +21,8 @@ MAX_VIEWERS = 16
 """At a time, of one frontend process."""
 TURN_S = 0.1
 """Between two questions to the core."""
-QUEUE_S = 0.5
-"""Between two that ask for the queue as well."""
+STATUS_S = 0.5
+"""Between two that ask for the queue and the KV blocks as well."""
 HISTORY = 1024
 """Iterations that are kept, for new viewers."""
 MAX_NAMES = 1 << 14
@@ -33,7 +33,7 @@ PATIENCE_S = 1.0
 class Ask(Protocol):
     """As `Watches.ask`."""
 
-    def __call__(self, after: int, *, queue: bool) -> Awaitable[Iterations]: ...
+    def __call__(self, after: int, *, status: bool) -> Awaitable[Iterations]: ...
 
 
 class Feed:
@@ -52,7 +52,8 @@ class Feed:
         self.waiting: tuple[SeenWaiting, ...] = ()
         self.num_waiting: dict[str, int] = {}
         self.status = 0
-        """Rises with each look at the queue."""
+        """Rises with each look at the queue and the blocks."""
+        self.blocks: tuple[SeenBlocks, ...] = ()
         self.num_named = 0
         self.failure = ""
         """Why nothing new comes; empty while it does."""
@@ -101,11 +102,11 @@ class Feed:
     # --- asking ---
 
     async def _run(self) -> None:
-        queue_at = 0.0
+        status_at = 0.0
         while True:
-            wants_queue = self._clock() >= queue_at
+            wants_status = self._clock() >= status_at
             try:
-                answer = await self._ask(self.newest, queue=wants_queue)
+                answer = await self._ask(self.newest, status=wants_status)
             except ApiError as error:
                 self.failure = error.message
                 self._tell()
@@ -113,9 +114,9 @@ class Feed:
                 continue
             self.failure = ""
             self._take(answer)
-            if wants_queue:
-                queue_at = self._clock() + QUEUE_S
-                self.waiting, self.num_waiting = answer.waiting, answer.num_waiting
+            if wants_status:
+                status_at = self._clock() + STATUS_S
+                self.waiting, self.num_waiting, self.blocks = answer.waiting, answer.num_waiting, answer.blocks
                 self.status += 1
             self._tell()
             # What is left of a long answer comes soon, but lets others go first.

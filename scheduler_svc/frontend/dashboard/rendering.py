@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from common.wire import Iterations, SeenLane, SeenSequence, SeenWaiting, Stats
+from common.wire import Iterations, SeenBlocks, SeenLane, SeenSequence, SeenWaiting, Stats
 from scheduler_svc.metrics import CATALOGUE
 
 LATENCIES = {
@@ -87,6 +87,16 @@ def render_waiting(waiting: SeenWaiting, tenant: str) -> dict[str, Any]:
 def render_lane(lane: SeenLane) -> dict[str, Any]:
     """A lane, with the field names of `SeenLane`."""
     return asdict(lane)
+
+
+def render_blocks(blocks: SeenBlocks) -> dict[str, Any]:
+    """What a lane's KV blocks hold: `states` has one digit for each, a `BlockState`; `s` has its holders' sequences."""
+    return {
+        "epoch": blocks.epoch,
+        "step": blocks.step,
+        "states": (blocks.states + ord("0")).tobytes().decode(),
+        "s": blocks.sequences,
+    }
 
 
 def render_figures(stats: Stats | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from scheduler_svc.frontend.client import ClientWatch
 from scheduler_svc.frontend.dashboard.feed import Feed
 from scheduler_svc.frontend.dashboard.rendering import (
     event,
+    render_blocks,
     render_figures,
     render_lane,
     render_sequence,
@@ -29,7 +30,7 @@ MAX_BEHIND = 512
 
 
 class Viewer(Response):
-    """Events `rows` (iterations, and the sequences new in them), `status` (lanes, queue, latency) and `trouble`.
+    """Events `rows` (iterations, the sequences new in them), `status` (lanes, blocks, queue, latency), `trouble`.
 
     It takes its place among the viewers when it is made, and gives it back when the stream ends.
     """
@@ -92,8 +93,9 @@ class Viewer(Response):
         feed = self._feed
         status = {
             "lanes": [render_lane(lane) for lane in feed.lanes],
+            "blocks": [render_blocks(blocks) for blocks in feed.blocks],
             "waiting": [render_waiting(waiting, self._tenant) for waiting in feed.waiting],
             "num_waiting": feed.num_waiting,
             **render_figures(self._stats()),
         }
-        return orjson.dumps(status)
+        return orjson.dumps(status, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -70,6 +70,12 @@ function point(cell) {
   $("readout").textContent = cell ? describe(cell) : " ";
 }
 
+function pointAtBlock(what) {
+  if (!what) { point(null); return; }
+  const holder = what.sequence === null ? "" : ` by ${store.nameOf(what.sequence)}${what.state === "shared" ? " and others" : ""}`;
+  $("readout").textContent = `KV block ${what.block} · ${what.state}${holder}`;
+}
+
 function describe({ lane, row, slot, kind, sequence }) {
   const parts = [`${lane.info?.name ?? "executor"}, iteration ${row.it}`, `seat ${slot}`];
   if (sequence !== null) {
@@ -140,7 +146,7 @@ function frame(now) {
   let painted = 0;
   for (const lane of store.lanes.values()) {
     if (!strips.has(lane.epoch) && (lane.rows.length || lane.info?.state !== "gone")) {
-      const strip = new LaneView(lane, view, { pick, point, scrub, zoom });
+      const strip = new LaneView(lane, view, { pick, point, scrub, zoom, block: pointAtBlock, follow: toggleFollow });
       strips.set(lane.epoch, strip);
       $("lanes").append(strip.element);
       strip.tell();
@@ -154,6 +160,7 @@ function frame(now) {
     }
     // Who asked for little motion is shown the new iterations once a second.
     if (!calm.matches || !live() || now - movedAt > 1000) painted += strip.frame();
+    strip.blocks.frame();
     strip.showCursor(view.cursor);
   }
   if (now - movedAt > 1000) movedAt = now;
@@ -172,9 +179,11 @@ function note(list, value) {
   if (list.length > 2000) list.shift();
 }
 
+const toggleFollow = (sequence) => follow(sequence === view.follow ? null : sequence);
+
 function pick(cell) {
   point(cell);
-  if (cell?.sequence != null) follow(cell.sequence === view.follow ? null : cell.sequence);
+  if (cell?.sequence != null) toggleFollow(cell.sequence);
 }
 
 // --- status ---
@@ -234,7 +243,7 @@ globalThis.gilir = {
   resetFrames: () => { frames.count = frames.painted = 0; frames.drawMs.length = frames.gapMs.length = 0; },
 };
 
-onThemeChange(() => { for (const strip of strips.values()) strip.drawn = null; showLegend($("legend")); });
+onThemeChange(() => { for (const strip of strips.values()) strip.drawn = strip.blocks.drawn = null; showLegend($("legend")); });
 showLegend($("legend"));
 setEnd(null);
 setInterval(() => panel.ask(), 1000);

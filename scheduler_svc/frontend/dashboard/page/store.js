@@ -14,6 +14,7 @@ class Lane {
     this.seats = 0;
     this.occupants = [];
     this.info = null;
+    this.blocks = null;
   }
 
   // The place of the last row whose number is at most `n`; -1 for none.
@@ -62,10 +63,11 @@ export class Store {
 
   takeStatus(status) {
     this.status = status;
-    const seen = new Set();
+    const seen = new Set(), blocks = new Map((status.blocks ?? []).map((told) => [told.epoch, told]));
     for (const info of status.lanes) {
       const lane = this.#lane(info.epoch);
       lane.info = info;
+      lane.blocks = blocks.get(info.epoch) ?? null;
       lane.grow(info.seats);
       seen.add(info.epoch);
     }

@@ -1,5 +1,6 @@
 // One lane's strip: its header, the cells, the axes. Each frame draws only the columns that are new.
 
+import { BlockMap } from "./blocks.js";
 import { Painter } from "./paint.js";
 
 export const WIDTHS = [1, 2, 3, 4, 6, 8, 12, 16, 24];
@@ -13,7 +14,8 @@ const make = (tag, name, parent) => {
 const clock = (at) => new Date(at).toLocaleTimeString([], { hour12: false });
 
 export class LaneView {
-  // `view`: what all strips share. `on`: pick(cell), point(cell), scrub(lane, place), zoom(steps).
+  // `view`: what all strips share. `on`: pick(cell), point(cell), scrub(lane, place), zoom(steps);
+  // block(what), follow(sequence) for the map of KV blocks.
   constructor(lane, view, on) {
     this.lane = lane;
     this.view = view;
@@ -36,6 +38,8 @@ export class LaneView {
     this.cursor.hidden = true;
     this.axis = make("canvas", "axis", this.element);
     this.axis.setAttribute("aria-hidden", "true");
+    this.blocks = new BlockMap(view, { block: on.block, pick: on.follow });
+    this.element.append(this.blocks.element);
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "application");
     this.canvas.setAttribute("aria-roledescription", "iteration timeline");
@@ -165,6 +169,7 @@ export class LaneView {
   tell() {
     const { info } = this.lane, row = this.lane.rows.at(-1);
     if (!info) return;
+    this.blocks.take(this.lane.blocks);
     this.name.textContent = info.name;
     this.name.title = info.model;
     this.state.textContent = info.state;
