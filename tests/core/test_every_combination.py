@@ -19,7 +19,7 @@ import pytest
 from tests.core.walk import AXES, Combination, walk
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-WALKS, STEPS = (40, 250) if NIGHTLY else (8, 50)
+WALKS, STEPS = (40, 250) if NIGHTLY else (5, 50)
 """Histories of each combination, and steps of each history. Limits and what stands beside the combination are drawn
 anew for each."""
 

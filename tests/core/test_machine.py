@@ -277,7 +277,7 @@ class StormyMachine(CalmMachine):
 TestCalm = CalmMachine.TestCase
 TestStormy = StormyMachine.TestCase
 TestCalm.settings = TestStormy.settings = settings(
-    max_examples=20_000 if NIGHTLY else 30,
+    max_examples=20_000 if NIGHTLY else 20,
     stateful_step_count=80 if NIGHTLY else 40,
     deadline=None,
     phases=[Phase.generate] if DEBUG else list(Phase),

@@ -15,7 +15,7 @@ from tests.executor.paged_driver import generate
 torch.set_num_threads(1)
 
 FOLDER = Path(executor_svc.__file__).parent / "default_model"
-NEW_TOKENS = 64
+NEW_TOKENS = 40
 TEXTS = (
     "",
     "The",
