@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from scheduler_svc.frontend.call import Task
 from scheduler_svc.frontend.constraints.bounding import bound
+from scheduler_svc.frontend.constraints.tool_calls import calls_grammar
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.logprobs import LogprobWriter
 from scheduler_svc.frontend.parameters import MAX_LOGPROBS, MODEL, log_unknown, read_parameters
@@ -44,7 +45,9 @@ async def prepare(frontend: Frontend, fields: Fields, generation: Generation, re
     model = frontend.models.find(MODEL.read(fields), generation.key)
     parameters = read_parameters(fields, model, max_tokens_names=MAX_TOKENS_NAMES)
     check_streams(parameters, 1, frontend.settings.max_streams_per_request)
-    parameters = await bound(parameters, fields, model, frontend, generation)
+    tooling = read_tooling(fields)
+    call_format = check_tools(tooling, model, frontend.settings)
+    parameters = await bound(parameters, fields, model, frontend, generation, calls_grammar(tooling))
     wanted = LOGPROBS.read(fields)
     top = TOP_LOGPROBS.read(fields)
     if top is not None and top > 0 and not wanted:
@@ -55,12 +58,11 @@ async def prepare(frontend: Frontend, fields: Fields, generation: Generation, re
     tokens = read_token_fields(fields, parameters, model, 1)
     if tokens.prompt_logprobs is not None:
         parameters = replace(parameters, sampling=replace(parameters.sampling, prompt_logprobs=tokens.prompt_logprobs))
-    tooling = read_tooling(fields)
-    call_format = check_tools(tooling, model, frontend.settings)
     prompt = await read_chat_prompt(
         fields, model, add_special_tokens, frontend.pool, generation, tooling, keep=tokens.keep
     )
-    reading = read_reading(fields, tooling, call_format, model, prompt.text or "", frontend.settings.reasoning_parser)
+    bounded, parser = bool(parameters.sampling.constraint.language), frontend.settings.reasoning_parser
+    reading = read_reading(fields, tooling, call_format, model, prompt.text or "", parser, bounded=bounded)
     log_unknown(fields)
     writer = LogprobWriter(model.tokenizer, top or 0, parameters.skip_special_tokens, tokens.as_ids)
     return Task(

@@ -8,6 +8,7 @@ from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.parsing.choice import (
     FORMATS,
     call_parser,
+    forced_parser,
     opens_reasoning,
     splits_reasoning,
     tool_call_format,
@@ -16,7 +17,7 @@ from scheduler_svc.frontend.parsing.message_reader import MessageReader
 from scheduler_svc.frontend.parsing.reasoning import THINK, THINK_END, ReasoningSplitter
 from scheduler_svc.frontend.prompts import CONTINUE_FINAL_MESSAGE
 from scheduler_svc.frontend.settings import FrontendSettings
-from scheduler_svc.frontend.tools import Tooling, refuse_forced_calls
+from scheduler_svc.frontend.tools import Tooling
 from scheduler_svc.http.errors import invalid
 from scheduler_svc.http.field_kinds import Boolean
 from scheduler_svc.http.fields import Fields
@@ -26,7 +27,10 @@ INCLUDE_REASONING = Boolean("include_reasoning", True)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`format`: that of calls, None where there are none. `is_open`: the prompt ends within the reasoning."""
+    """`format`: that of calls, None where there are none that are looked for, or it is not known.
+
+    `is_open`: the prompt ends within the reasoning, and the answer goes on with it.
+    """
 
     format: str | None
     tooling: Tooling
@@ -37,10 +41,14 @@ class Reading:
     def reader(self) -> MessageReader:
         """For one message."""
         splitter = ReasoningSplitter(is_open=self.is_open) if self.splits_reasoning else None
-        calls = None
-        if self.format is not None:
-            calls = call_parser(self.format, self.tooling.names, parallel=self.tooling.parallel)
-        return MessageReader(splitter, calls, include_reasoning=self.include_reasoning)
+        tooling, calls = self.tooling, None
+        if tooling.forced:
+            calls = forced_parser(self.format, parallel=tooling.parallel)
+        elif self.format is not None:
+            calls = call_parser(self.format, tooling.names, parallel=tooling.parallel)
+        # OpenAI and vLLM say so: that this function is called was known before.
+        stop = "stop" if tooling.choice == "function" else "tool_calls"
+        return MessageReader(splitter, calls, include_reasoning=self.include_reasoning, stop_for_calls=stop)
 
     @property
     def markup(self) -> frozenset[str]:
@@ -52,11 +60,13 @@ class Reading:
 def check_tools(tooling: Tooling, model: ServedModel, settings: FrontendSettings) -> str | None:
     """The format of the calls that the model will write; None where it will write none that are looked for.
 
-    Raises `ApiError` 400 where the model cannot be told of tools, or nobody knows how it calls them.
+    Raises `ApiError` 400 where the model cannot be told of tools, or nobody knows how it calls them. Forced calls need
+    neither: their grammar says what they are.
     """
     if not tooling.tools:
         return None
-    refuse_forced_calls(tooling)
+    if tooling.forced:
+        return tool_call_format(settings.tool_call_parser, model.template.source)
     if not model.template.names_tools:
         raise invalid("tools", "tools: the model's chat template does not know tools", "unsupported_parameter")
     name = tool_call_format(settings.tool_call_parser, model.template.source)
@@ -67,12 +77,22 @@ def check_tools(tooling: Tooling, model: ServedModel, settings: FrontendSettings
 
 
 def read_reading(
-    fields: Fields, tooling: Tooling, call_format: str | None, model: ServedModel, prompt: str, setting: str
+    fields: Fields,
+    tooling: Tooling,
+    call_format: str | None,
+    model: ServedModel,
+    prompt: str,
+    setting: str,
+    *,
+    bounded: bool,
 ) -> Reading | None:
-    """`prompt`: as rendered; `setting`: that of `--reasoning-parser`. None where all text is content."""
+    """`prompt`: as rendered; `setting`: that of `--reasoning-parser`. None where all text is content.
+
+    `bounded`: by a grammar, which begins with the answer and has no room for reasoning, whatever the prompt ends with.
+    """
     include = INCLUDE_REASONING.read(fields)
     splits = splits_reasoning(setting, model.template.source)
-    if not splits and call_format is None:
+    if not splits and call_format is None and not tooling.forced:
         return None
-    is_open = splits and opens_reasoning(prompt, goes_on=CONTINUE_FINAL_MESSAGE.read(fields))
+    is_open = splits and not bounded and opens_reasoning(prompt, goes_on=CONTINUE_FINAL_MESSAGE.read(fields))
     return Reading(call_format, tooling, splits, is_open, include)

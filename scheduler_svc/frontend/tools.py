@@ -36,6 +36,11 @@ class Tooling:
     parallel: bool = True
 
     @property
+    def forced(self) -> bool:
+        """The answer has to be calls, and nothing else."""
+        return self.choice in ("required", "function")
+
+    @property
     def names(self) -> frozenset[str]:
         return frozenset(tool["function"]["name"] for tool in self.tools)
 
@@ -56,34 +61,6 @@ def read_tooling(fields: Fields) -> Tooling:
             path = "tool_choice.function.name"
             raise invalid(path, f"{path}: {show(name)} is none of the tools")
     return Tooling(tuple(tools), choice, parallel)
-
-
-def refuse_forced_calls(tooling: Tooling) -> None:
-    """Raise `ApiError` 400 where the model would have to be held to a call: see `calls_schema`."""
-    if tooling.choice in ("required", "function"):
-        text = "tool_choice: only none and auto are supported"
-        raise invalid("tool_choice", text, "unsupported_parameter")
-
-
-def calls_schema(tooling: Tooling) -> dict[str, Any]:
-    """JSON Schema of the calls that a forced choice allows: an array of `{"name", "parameters"}`, one at least."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                "parameters": tool["function"].get("parameters") or {"type": "object"},
-            },
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for tool in tooling.tools
-    ]
-    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
-    if tooling.choice == "function" or not tooling.parallel:
-        schema["maxItems"] = 1
-    return schema
 
 
 def _read_tools(fields: Fields) -> list[dict[str, Any]]:

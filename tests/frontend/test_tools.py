@@ -18,10 +18,11 @@ from frontend_service import error_of, events, wait_until
 from tokenizers import Tokenizer
 from tokenizers_for_tests import CHATML, TOOL_CHAT, byte_level, card
 
-from common.wire import EndReason
+from common.wire import EndReason, Language
 from scheduler_svc.frontend.app import create_app
+from scheduler_svc.frontend.constraints.tool_calls import MAX_DEPTH, calls_schema
 from scheduler_svc.frontend.settings import FrontendSettings
-from scheduler_svc.frontend.tools import Tooling, calls_schema
+from scheduler_svc.frontend.tools import Tooling
 
 THINKS = "{# </think> #}" + TOOL_CHAT.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
 LLAMA3 = TOOL_CHAT.replace("<tool_call>", "<|python_tag|>").replace("</tool_call>", "")
@@ -270,17 +271,82 @@ def test_mistakes_are_named(tooled: Tooled, stream: bool) -> None:
 
 
 def test_what_cannot_be_done_is_refused(tooled: Tooled) -> None:
-    named = {"type": "function", "function": {"name": "f"}}
-    refused: list[tuple[str, dict[str, Any], str]] = [
-        ("hermes", {"tool_choice": "required"}, "tool_choice"),
-        ("hermes", {"tool_choice": named}, "tool_choice"),
-        ("no tools", {}, "tools"),
-        ("untold", {}, "tools"),
-    ]
-    for model, body, param in refused:
-        asked = {"model": model, "messages": [USER], "tools": TOOLS, **body}
+    for model in ("no tools", "untold"):
+        asked = {"model": model, "messages": [USER], "tools": TOOLS}
         error = error_of(tooled.post("/v1/chat/completions", **asked), 400)
-        assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+        assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+
+
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+FORCED = f'[{{"name": "get_weather", "parameters": {PARIS}}},\n{{"name": "f", "parameters": {{}}}} ]'
+
+
+def test_required_calls(tooled: Tooled) -> None:
+    """The grammar goes with the sequence, and its text is read whatever the template knows, without reasoning."""
+    says(tooled, FORCED)
+    for model in TEMPLATES:
+        told = ask(tooled, model, tool_choice="required", ignore_eos=True)
+        assert told == {
+            "content": "",
+            "reasoning_content": "",
+            "tool_calls": [("get_weather", PARIS), ("f", "{}")],
+            "finish_reason": "tool_calls",
+        }
+        params = tooled.core.requests[-1].params
+        schema = json.loads(params.constraint.source)
+        assert (params.constraint.language, params.ignore_eos) == (Language.JSON_SCHEMA, False)
+        assert [call["properties"]["name"]["const"] for call in schema["items"]["anyOf"]] == ["get_weather", "f"]
+        assert "maxItems" not in schema
+    ask(tooled, "hermes", tool_choice="required", parallel_tool_calls=False)
+    assert json.loads(tooled.core.requests[-1].params.constraint.source)["maxItems"] == 1
+    call = tooled.post("/v1/chat/completions", model="mistral", messages=[USER], tools=TOOLS, tool_choice="required")
+    assert len(call.json()["choices"][0]["message"]["tool_calls"][0]["id"]) == 9
+
+
+def test_a_named_call(tooled: Tooled) -> None:
+    """It ends with `stop`, as OpenAI's and vLLM's do. A response format has nothing to bound then."""
+    says(tooled, FORCED.split(",\n")[0] + "]")
+    for more in ({}, {"response_format": {"type": "json_object"}}):
+        told = ask(tooled, "hermes", tool_choice=NAMED, **more)
+        assert (told["tool_calls"], told["content"], told["finish_reason"]) == ([("get_weather", PARIS)], "", "stop")
+        items = json.loads(tooled.core.requests[-1].params.constraint.source)["items"]
+        assert items["properties"] == {"name": {"const": "get_weather"}, "parameters": PARAMETERS}
+
+
+def test_a_forced_call_that_max_tokens_cuts(tooled: Tooled) -> None:
+    says(tooled, FORCED[:48], EndReason.LENGTH)
+    told = ask(tooled, "hermes", tool_choice="required")
+    assert told["finish_reason"] == "length" and PARIS.startswith(told["tool_calls"][0][1])
+    says(tooled, FORCED[:12], EndReason.LENGTH)
+    assert ask(tooled, "hermes", tool_choice="required")["content"] == FORCED[:12]
+
+
+def test_what_cannot_be_forced_is_refused(tooled: Tooled) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(MAX_DEPTH):
+        deep = {"items": deep}
+    refused: list[tuple[dict[str, Any], dict[str, Any], str, str | None]] = [
+        ({"parameters": {"type": "string"}}, {}, "tools", None),
+        ({"parameters": {"items": deep}}, {}, "tools", None),
+        ({"parameters": {"properties": {"a": {"multipleOf": 2}}}, "strict": True}, {}, "tools", "unsupported_schema"),
+        ({"parameters": {"properties": {"a": {"$ref": "#/$defs/b"}}}}, {}, "tools", "invalid_grammar"),
+        ({"parameters": {"title": "x" * 65_536}}, {}, "tools", None),
+        ({}, {"guided_regex": "a"}, "guided_regex", None),
+    ]
+    for function, body, param, code in refused:
+        tools = [{"type": "function", "function": {"name": "get_weather", **function}}]
+        for choice in ("required", NAMED):
+            asked = {"model": "hermes", "messages": [USER], "tools": tools, "tool_choice": choice, **body}
+            error = error_of(tooled.post("/v1/chat/completions", **asked), 400)
+            assert (error["param"], error["code"]) == (param, code), error
+    assert not tooled.core.requests
+
+
+def test_a_bounded_answer_has_no_reasoning(tooled: Tooled) -> None:
+    """Its grammar begins at once, though the prompt ends with `<think>`."""
+    says(tooled, PARIS)
+    told = ask(tooled, "thinks", tools=None, response_format={"type": "json_object"})
+    assert (told["content"], told["reasoning_content"]) == (PARIS, "")
 
 
 def test_the_settings_go_before_the_templates(tmp_path: Path) -> None:
@@ -305,3 +371,11 @@ def test_the_schema_of_forced_calls() -> None:
     assert calls_schema(replace(tooling, parallel=False))["maxItems"] == 1
     one = calls_schema(Tooling(tooling.tools[1:], "function"))
     assert (one["items"], one["maxItems"]) == (second, 1)
+
+
+def test_references_within_the_parameters_lead_to_their_own_root() -> None:
+    tree = {"$defs": {"T": {"properties": {"in": {"$ref": "#"}}}}, "properties": {"t": {"$ref": "#/$defs/T"}}}
+    schema = calls_schema(Tooling(({"function": {"name": "a", "parameters": tree}},), "required"))
+    assert schema["items"]["properties"]["parameters"] == {"$ref": "#/$defs/tool0"}
+    moved = {"type": "object", "$defs": {"T": {"properties": {"in": {"$ref": "#/$defs/tool0"}}}}}
+    assert schema["$defs"]["tool0"] == {**moved, "properties": {"t": {"$ref": "#/$defs/tool0/$defs/T"}}}

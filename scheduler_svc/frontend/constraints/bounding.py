@@ -17,13 +17,24 @@ from scheduler_svc.http.fields import Fields
 
 
 async def bound(
-    parameters: Parameters, fields: Fields, model: ServedModel, frontend: Frontend, generation: Generation
+    parameters: Parameters,
+    fields: Fields,
+    model: ServedModel,
+    frontend: Frontend,
+    generation: Generation,
+    calls: Grammar | None = None,
 ) -> Parameters:
     """The parameters with the constraint that the request asks for. Raises `ApiError` 400, naming the field.
 
-    Under a grammar an end-of-text token comes only where the text may end, and always ends it: `ignore_eos` is off.
+    `calls`: what `tool_choice` makes of the answer. It leaves no content, so `response_format` bounds nothing then, as
+    in vLLM. Under a grammar an end-of-text token comes only where the text may end, and always ends it: `ignore_eos` is
+    off.
     """
     grammar = read_grammar(fields)
+    if calls is not None:
+        if grammar is not None and not grammar.param.startswith("response_format"):
+            raise invalid(grammar.param, f"{grammar.param}: tool_choice bounds the answer already")
+        grammar = calls
     constraint = read_constraint(fields, model, grammar)
     if not constraint.bounds:
         return parameters

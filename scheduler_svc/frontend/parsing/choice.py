@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from scheduler_svc.frontend.parsing.call_parser import CallParser
-from scheduler_svc.frontend.parsing.formats import HermesParser, Llama3Parser, MistralParser
+from scheduler_svc.frontend.parsing.formats import (
+    ForcedParser,
+    HermesParser,
+    Llama3Parser,
+    MistralParser,
+    call_id,
+    short_call_id,
+)
 from scheduler_svc.frontend.parsing.reasoning import THINK, THINK_END
 
 FORMATS: dict[str, type[HermesParser | Llama3Parser | MistralParser]] = {
@@ -33,6 +40,11 @@ def tool_call_format(setting: str, template: str) -> str | None:
 def call_parser(name: str, names: frozenset[str], *, parallel: bool) -> CallParser:
     """A parser for one message. `names`: of the request's tools."""
     return FORMATS[name](names, parallel)
+
+
+def forced_parser(name: str | None, *, parallel: bool) -> CallParser:
+    """A parser for one message that has to be calls. `name`: of the model's own format, which may be unknown."""
+    return ForcedParser(short_call_id if name == "mistral" else call_id, parallel)
 
 
 def splits_reasoning(setting: str, template: str) -> bool:

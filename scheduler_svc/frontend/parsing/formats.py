@@ -99,3 +99,15 @@ class MistralParser(CallParser):
     def _call_ended(self, call: JsonCall) -> None:
         if isinstance(call, MistralCall):
             self._in_array = call.in_array
+
+
+class ForcedParser(CallParser):
+    """`[{"name": …, "parameters": {…}}, …]` and nothing else: what the grammar of a forced choice allows."""
+
+    separators = CallParser.separators + "[,]"
+
+    def _markers(self) -> Sequence[str]:
+        return ()
+
+    def _after_gap(self, character: str) -> JsonCall | None:
+        return JsonCall() if character == "{" else None

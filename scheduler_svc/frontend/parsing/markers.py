@@ -20,7 +20,7 @@ def find_first(data: str, place: int, markers: Sequence[str]) -> tuple[int, str]
 
 @lru_cache
 def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True)))
+    return re.compile("|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True)) or "(?!)")
 
 
 def _cut(data: str, place: int, marker: str) -> int:

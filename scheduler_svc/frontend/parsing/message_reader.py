@@ -13,10 +13,19 @@ class MessageReader:
     """Turns text into parts. Whatever the pieces that the text comes in, the parts joined are the same."""
 
     def __init__(
-        self, splitter: ReasoningSplitter | None, calls: CallParser | None, *, include_reasoning: bool = True
+        self,
+        splitter: ReasoningSplitter | None,
+        calls: CallParser | None,
+        *,
+        include_reasoning: bool = True,
+        stop_for_calls: str = "tool_calls",
     ) -> None:
-        """None of `splitter`, `calls`: there is no reasoning, there are no calls."""
+        """None of `splitter`, `calls`: there is no reasoning, there are no calls.
+
+        `stop_for_calls`: the API's word for the end of a message that calls tools.
+        """
         self._splitter, self._calls, self._include_reasoning = splitter, calls, include_reasoning
+        self._stop_for_calls = stop_for_calls
 
     def feed(self, text: str, *, final: bool = False) -> list[Part]:
         """What is certain with this text; if it is the `final` one, all that is left."""
@@ -36,8 +45,9 @@ class MessageReader:
         return merged(parts)
 
     def finish_reason(self, reason: str) -> str:
-        """The API's word for how the message ended: `tool_calls` in the place of `stop` where it calls tools."""
-        return "tool_calls" if reason == "stop" and self._calls is not None and self._calls.num_calls else reason
+        """The API's word for how the message ended: another one in the place of `stop` where it calls tools."""
+        calls = reason == "stop" and self._calls is not None and self._calls.num_calls
+        return self._stop_for_calls if calls else reason
 
 
 def whole_message(parts: list[Part]) -> dict[str, Any]:
