@@ -12,6 +12,7 @@ from starlette.responses import Response
 from common.wire import Account, SequenceAccount
 from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.frontend import frontend_of
+from scheduler_svc.frontend.responses.form import ResponseShape
 from scheduler_svc.frontend.serving import REQUEST_ID
 from scheduler_svc.frontend.shapes import ChatShape, CompletionShape
 from scheduler_svc.http.errors import ApiError, unavailable
@@ -19,7 +20,7 @@ from scheduler_svc.http.errors import ApiError, unavailable
 router = APIRouter()
 
 ROUTE = "/v1/requests/{request_id:path}"
-PREFIXES = (ChatShape.id_prefix, CompletionShape.id_prefix)
+PREFIXES = (ChatShape.id_prefix, CompletionShape.id_prefix, ResponseShape.id_prefix)
 
 
 @router.get(ROUTE)

@@ -19,6 +19,7 @@ from scheduler_svc.frontend.batching import files, routes
 from scheduler_svc.frontend.dashboard import routes as dashboard
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.openapi import route as openapi
+from scheduler_svc.frontend.responses import routes as responses
 from scheduler_svc.frontend.serving import REQUEST_ID
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.http.error_answers import answer_errors
@@ -60,7 +61,19 @@ def create_app(settings: FrontendSettings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.frontend = frontend
-    for module in (completions, chat, tokenization, accounts, files, routes, health, openapi, absent, dashboard):
+    for module in (
+        completions,
+        chat,
+        responses,
+        tokenization,
+        accounts,
+        files,
+        routes,
+        health,
+        openapi,
+        absent,
+        dashboard,
+    ):
         app.include_router(module.router)
     answer_errors(app)
     app.add_middleware(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -15,7 +15,8 @@ from scheduler_svc.frontend.logprobs import JoinedLogprobs, LogprobWriter
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.output import Entry, SequenceOutput
 from scheduler_svc.frontend.parameters import Parameters
-from scheduler_svc.frontend.parsing.message_reader import MessageReader, whole_message
+from scheduler_svc.frontend.parsing.message_reader import MessageReader
+from scheduler_svc.frontend.parsing.parts import Content, Part
 from scheduler_svc.frontend.prompts import Prompt
 from scheduler_svc.frontend.reading import Reading
 from scheduler_svc.frontend.scheduling import TimeLimit
@@ -44,6 +45,18 @@ class Task:
     echo: bool = False
     reading: Reading | None = None
     """None: all text is content."""
+    form: Form | None = None
+    """None: the answer is told as it is."""
+
+
+class Form(Protocol):
+    """Tells the answer of a call in the words of another API."""
+
+    def whole(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
+        """From what `Call.collect` gives."""
+
+    def writer(self, call: Call) -> ChunkWriter:
+        """What takes the chunks of a streamed answer."""
 
 
 class Call:
@@ -287,13 +300,10 @@ class Call:
 
     def _choice(self, output: SequenceOutput, text: str, logprobs: JoinedLogprobs) -> dict[str, Any]:
         task, index = self.task, output.stream.choice
-        if self._readers:
-            said = {"message": whole_message(self._readers[index].feed(text, final=True))}
-        else:
-            said = task.shape.choice(text)
+        parts: list[Part] = self._readers[index].feed(text, final=True) if self._readers else [Content(text)]
         return {
             "index": index,
-            **said,
+            **task.shape.message(parts),
             "logprobs": logprobs.value() if task.logprobs else None,
             "finish_reason": self._finish_reason(index, output.finish_reason or ""),
             "stop_reason": output.stop_reason,

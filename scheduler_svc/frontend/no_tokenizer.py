@@ -47,5 +47,8 @@ class NoTokenizer(Tokenizer):
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return NumberDetokenizer().push(ids)
 
+    def token_id(self, text: str) -> int | None:
+        return None
+
     def token_text(self, token: int) -> str:
         return str(token)

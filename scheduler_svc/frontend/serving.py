@@ -73,9 +73,14 @@ async def _serve(request: Request, prepare: Prepare, fields: Fields, held: HeldB
         frontend.admit()
         call = Call(task, generation, frontend.link, limit, tenant)
         if not task.parameters.stream:
-            return Response(orjson.dumps(await call.collect()), media_type="application/json")
+            answer = await call.collect()
+            told = answer if task.form is None else task.form.whole(call, answer)
+            return Response(orjson.dumps(told), media_type="application/json")
         with_usage = task.parameters.stream_options.usage
-        writer = ChunkWriter(call.id, call.created, task.model.name, task.shape, with_usage, call.told_once)
+        if task.form is None:
+            writer = ChunkWriter(call.id, call.created, task.model.name, task.shape, with_usage, call.told_once)
+        else:
+            writer = task.form.writer(call)
         response = EventStream(call, writer, await call.chunks(writer), end)
         streaming = True
         return response

@@ -9,6 +9,7 @@ import orjson
 
 from scheduler_svc.frontend.logprobs import LogprobWriter
 from scheduler_svc.frontend.output import Entry
+from scheduler_svc.frontend.parsing.message_reader import whole_message
 from scheduler_svc.frontend.parsing.parts import Arguments, CallStart, Content, Part, Reasoning
 
 
@@ -30,8 +31,8 @@ class Shape(Protocol):
     def logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
         """The value of `logprobs`."""
 
-    def choice(self, text: str) -> dict[str, Any]:
-        """The text's member of a choice in an answer that is not streamed."""
+    def message(self, parts: list[Part]) -> dict[str, Any]:
+        """The member of a choice, in an answer that is not streamed, that tells all its text."""
 
 
 class CompletionShape:
@@ -53,8 +54,8 @@ class CompletionShape:
     def logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
         return self._logprobs.completion(entries)
 
-    def choice(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def message(self, parts: list[Part]) -> dict[str, Any]:
+        return {"text": "".join([part.text for part in parts if isinstance(part, Content)])}
 
 
 class ChatShape:
@@ -77,8 +78,8 @@ class ChatShape:
     def logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
         return {"content": self._logprobs.chat(entries), "refusal": None}
 
-    def choice(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def message(self, parts: list[Part]) -> dict[str, Any]:
+        return {"message": whole_message(parts)}
 
 
 def part_payload(part: Part) -> bytes:

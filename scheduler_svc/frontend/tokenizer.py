@@ -62,6 +62,10 @@ class Tokenizer:
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens)
 
+    def token_id(self, text: str) -> int | None:
+        """The token that the vocabulary writes so; None if there is none."""
+        return self._tokenizer.token_to_id(text)
+
     def token_text(self, token: int) -> str:
         """One token as the vocabulary writes it; empty for an id that has none."""
         return self._tokenizer.id_to_token(token) or ""

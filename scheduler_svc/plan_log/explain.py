@@ -75,7 +75,7 @@ class Explainer:
 
     def __init__(self, request_id: str) -> None:
         # As answers and traces write it, too.
-        bare = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+        bare = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-").removeprefix("resp_")
         self._request_id = request_id
         self._ids = {request_id, bare, bare.rsplit("/", 1)[0]}
         self.stories: list[Story] = []

@@ -194,7 +194,12 @@ INNER: list[tuple[str, str, list[Any], list[Any]]] = [
             tools_of(strict="yes"),
         ],
     ),
-    ("CreateChatCompletion", "tool_choice", ["none", "auto"], ["any", "required", 5, {}, NAMED]),
+    (
+        "CreateChatCompletion",
+        "tool_choice",
+        ["none", "auto", "required", NAMED],
+        ["any", 5, {}, {**NAMED, "type": "x"}],
+    ),
     ("TokenizeMessages", "tools", [tools_of()], [[{}]]),
     ("CreateChatCompletion", "truncate_prompt_tokens", [-1, 1, 5], [0, -2, 1.5]),
     ("Detokenize", "tokens", [[], [0]], [[-1], [1.5], ["x"], [True]]),

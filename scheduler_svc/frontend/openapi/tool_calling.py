@@ -15,7 +15,10 @@ from scheduler_svc.frontend.openapi.schemas import (
     record,
 )
 
-CHOICE_NOTE = "none: the model is not told of the tools. required, or a named function: refused."
+CHOICE_NOTE = (
+    "none: the model is not told of the tools. required, or a function of theirs: the answer is bound to be calls, and "
+    "nothing else."
+)
 
 
 def tool_properties() -> dict[str, Schema]:
@@ -25,18 +28,25 @@ def tool_properties() -> dict[str, Schema]:
             "name": field(tools.NAME),
             "description": nullable(field(tools.DESCRIPTION)),
             "parameters": {"type": ["object", "null"], "description": "JSON Schema of its arguments."},
-            "strict": {**nullable(field(tools.STRICT)), "description": "Accepted; arguments are not held to it."},
+            "strict": {
+                **nullable(field(tools.STRICT)),
+                "description": "Of a forced call: what of its schema cannot be enforced is refused, not passed over.",
+            },
         },
         required=("name",),
     )
     tool = record({"type": choice(("function", None)), "function": function}, required=("function",))
     return {
         "tools": array(tool, maxItems=tools.MAX_TOOLS, description="What the model may call, each of its own name."),
-        "tool_choice": {**choice(("none", "auto")), "description": CHOICE_NOTE},
+        "tool_choice": {"anyOf": [choice(tools.CHOICES), _named()], "description": CHOICE_NOTE},
         "parallel_tool_calls": {
-            **field(tools.PARALLEL_TOOL_CALLS), "description": "false: calls after the first are left out.",
+            **field(tools.PARALLEL_TOOL_CALLS), "description": "false: one call at most.",
         },
     }  # fmt: skip
+
+
+def _named() -> Schema:
+    return record({"type": constant("function"), "function": record({"name": field(tools.NAME)})})
 
 
 def tool_calls() -> Schema:
