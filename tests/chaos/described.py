@@ -34,7 +34,14 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-SHARES = {"/v1/completions": 6, "/v1/chat/completions": 6, "/tokenize": 3, "/v1/files": 2, "/v1/batches": 3}
+SHARES = {
+    "/v1/completions": 6,
+    "/v1/chat/completions": 6,
+    "/v1/responses": 6,
+    "/tokenize": 3,
+    "/v1/files": 2,
+    "/v1/batches": 3,
+}
 """How many of the requests a path gets, beside one for each other operation."""
 FAULTS = (AssertionError, Failure, FailureGroup, jsonschema_rs.ValidationError, requests.RequestException)
 SHORT = 3
@@ -47,6 +54,7 @@ FITTING = {
         "model": None,
     },
     "/v1/chat/completions": {"max_completion_tokens": SHORT, "logit_bias": {}, "stop_token_ids": [], "model": None},
+    "/v1/responses": {"max_output_tokens": SHORT, "logit_bias": {}, "stop_token_ids": [], "model": None},
     "/tokenize": {"model": None},
     "/detokenize": {"model": None, "tokens": [7, 8]},
 }
@@ -119,13 +127,19 @@ class Described:
 
     def _check_events(self, path: str, text: str) -> None:
         content = self._document["paths"][path]["post"]["responses"]["200"]["content"]
-        data = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"][1]["contentSchema"]
-        validator = jsonschema_rs.validator_for({**data, "components": self._document["components"]})
+        data = content["text/event-stream"]["schema"]["properties"]["data"]
+        has_names = "anyOf" not in data
+        schema = data["contentSchema"] if has_names else data["anyOf"][1]["contentSchema"]
+        validator = jsonschema_rs.validator_for({**schema, "components": self._document["components"]})
+        end = [""] if has_names else ["data: [DONE]", ""]
         events = text.split("\n\n")
-        assert events[-2:] == ["data: [DONE]", ""], f"a stream ends with {events[-2:]}"
-        for event in events[:-2]:
-            assert event.startswith("data: "), f"no event: {event[:200]}"
-            validator.validate(json.loads(event.removeprefix("data: ")))
+        assert events[-len(end) :] == end, f"a stream ends with {events[-2:]}"
+        for event in events[: -len(end)]:
+            name, marker, told = event.rpartition("data: ")
+            assert marker and bool(name) == has_names, f"no event: {event[:200]}"
+            value = json.loads(told)
+            validator.validate(value)
+            assert not has_names or name == f"event: {value['type']}\n"
 
 
 def _by_nobody(case: Any) -> Any:
@@ -137,7 +151,9 @@ def _by_nobody(case: Any) -> Any:
 def _fit(case: Any, fitting: dict[str, Any]) -> Any:
     """With these fields, where the request has an even number of others; its answer is short in any case."""
     if isinstance(case.body, dict):
-        short = {name: SHORT for name in ("max_tokens", "max_completion_tokens") if name in fitting}
+        short = {
+            name: SHORT for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if name in fitting
+        }
         case.body = {**case.body, **(fitting if len(case.body) % 2 == 0 else short)}
     return case
 

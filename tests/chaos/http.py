@@ -53,6 +53,13 @@ MESSAGE = st.fixed_dictionaries(
         "tool_calls": JUNK,
     },
 )
+ITEM = st.fixed_dictionaries(
+    {"type": st.sampled_from(["message", "reasoning", "function_call", "function_call_output"]) | JUNK},
+    optional={
+        "role": st.sampled_from(["user", "assistant"]) | JUNK,
+        **dict.fromkeys(("content", "output", "arguments", "call_id", "name", "summary"), TEXT | JUNK),
+    },
+)
 SMALL = st.integers(1, 6)
 COMMON: dict[str, st.SearchStrategy[Any]] = {
     "model": st.sampled_from(["model", "", "other", None]),
@@ -100,7 +107,20 @@ CHAT = COMMON | {
     "add_generation_prompt": st.booleans(),
     "continue_final_message": st.booleans(),
     "chat_template_kwargs": st.dictionaries(WORDS, JUNK, max_size=2),
-    "tools": JUNK,
+    "tools": JUNK | st.just([{"type": "function", "function": {"name": "f"}}]),
+    "tool_choice": st.sampled_from(["none", "auto", "required", {"type": "function", "function": {"name": "f"}}])
+    | JUNK,
+}
+RESPONSE = COMMON | {
+    "input": TEXT | st.lists(ITEM | MESSAGE, max_size=4) | JUNK,
+    "instructions": TEXT | JUNK,
+    "max_output_tokens": SMALL | INTEGERS,
+    "text": st.fixed_dictionaries({"format": st.fixed_dictionaries({"type": st.just("json_object")}) | JUNK}) | JUNK,
+    "tools": JUNK | st.just([{"type": "function", "name": "f"}]),
+    "tool_choice": st.sampled_from(["none", "auto", "required", {"type": "function", "name": "f"}]) | JUNK,
+    "reasoning": JUNK,
+    "include": JUNK,
+    "store": st.booleans(),
 }
 TOKENIZE = {
     "model": COMMON["model"], "prompt": TEXT | JUNK, "messages": CHAT["messages"], "add_special_tokens": st.booleans(),
@@ -110,6 +130,7 @@ DETOKENIZE = {"model": COMMON["model"], "tokens": IDS | JUNK}
 BASES: dict[str, tuple[dict[str, Any], dict[str, st.SearchStrategy[Any]]]] = {
     "/v1/completions": ({"prompt": [7, 8, 9], "max_tokens": 3}, COMPLETION),
     "/v1/chat/completions": ({"messages": [{"role": "user", "content": "Speak"}], "max_tokens": 3}, CHAT),
+    "/v1/responses": ({"input": "Speak", "max_output_tokens": 3}, RESPONSE),
     "/tokenize": ({"prompt": "In the beginning"}, TOKENIZE),
     "/detokenize": ({"tokens": [7, 8]}, DETOKENIZE),
 }

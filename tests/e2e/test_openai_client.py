@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import jsonschema_rs
 import openai
+import pydantic
 import pytest
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story."}]
@@ -70,6 +73,81 @@ def test_logprobs(client: openai.OpenAI, model: str) -> None:
     for entry in logprobs.content:
         assert len(entry.top_logprobs) == 3
         assert entry.logprob == max(top.logprob for top in entry.top_logprobs)
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"City": {"enum": ["Oslo", "Quito"]}},
+}
+STOP: dict[str, Any] = {"type": "object", "properties": {"now": {"type": "boolean"}}, "required": ["now"]}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}},
+    {"type": "function", "function": {"name": "halt", "parameters": STOP}},
+]
+SCHEMAS = {"weather": WEATHER, "halt": STOP}
+
+
+def keeps(name: str, arguments: str) -> None:
+    """They are what the function's schema asks for."""
+    jsonschema_rs.validator_for(SCHEMAS[name]).validate(json.loads(arguments))
+
+
+@pytest.mark.parametrize("name", [None, "halt"])
+def test_forced_calls_keep_to_their_schemas(client: openai.OpenAI, model: str, name: str | None) -> None:
+    """Whatever a tiny model would rather say; streamed and not. `name`: of the function that is asked for."""
+    body: Any = {
+        "model": model,
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": name}} if name else "required",
+        "parallel_tool_calls": False,
+        "seed": 5,
+        "max_tokens": 300,
+    }
+    plain = client.chat.completions.create(**body).choices[0]
+    with client.chat.completions.stream(**body) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    called = []
+    for answer in (plain, streamed):
+        (call,) = answer.message.tool_calls or []
+        assert not answer.message.content and answer.finish_reason == ("stop" if name else "tool_calls")
+        assert name in (None, call.function.name)
+        keeps(call.function.name, call.function.arguments)
+        called.append((call.function.name, call.function.arguments))
+    assert called[0] == called[1]
+
+
+class Day(pydantic.BaseModel):
+    sky: Literal["clear", "cloudy"]
+    degrees: Annotated[int, pydantic.Field(ge=-40, le=50)]
+
+
+def test_responses(client: openai.OpenAI, model: str) -> None:
+    body: Any = {"model": model, "input": "Tell me a story.", "max_output_tokens": 20, "temperature": 0}
+    plain = client.responses.create(**body)
+    chat = client.chat.completions.create(model=model, messages=MESSAGES, max_completion_tokens=20, temperature=0)
+    assert plain.output_text == chat.choices[0].message.content
+    with client.responses.stream(**body) as stream:
+        events = list(stream)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == plain.output_text
+    last: Any = events[-1]
+    assert last.type == f"response.{plain.status}" and last.response.usage == plain.usage
+    assert plain.status == ("incomplete" if chat.choices[0].finish_reason == "length" else "completed")
+    parsed = client.responses.parse(model=model, input="The weather?", text_format=Day)
+    assert parsed.output_parsed is not None and -40 <= parsed.output_parsed.degrees <= 50
+    tools: Any = [{"type": "function", "name": tool["function"]["name"], **tool["function"]} for tool in TOOLS]
+    called = client.responses.create(
+        model=model, input="Go.", tools=tools, tool_choice="required", parallel_tool_calls=False, max_output_tokens=300
+    )
+    (call,) = called.output
+    assert call.type == "function_call" and called.status == "completed"
+    keeps(call.name, call.arguments)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=model, input="x", previous_response_id="resp_1")
+    assert caught.value.param == "previous_response_id"
 
 
 def test_errors_have_the_clients_types(client: openai.OpenAI, model: str) -> None:

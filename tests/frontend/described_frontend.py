@@ -22,6 +22,7 @@ WINDOW = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "CreateCompletion": ("/v1/completions", {"prompt": "Hello"}),
     "CreateChatCompletion": ("/v1/chat/completions", {"messages": MESSAGES}),
+    "CreateResponse": ("/v1/responses", {"input": "Hello"}),
     "TokenizeText": ("/tokenize", {"prompt": "Hello"}),
     "TokenizeMessages": ("/tokenize", {"messages": MESSAGES}),
     "Detokenize": ("/detokenize", {"tokens": [5]}),

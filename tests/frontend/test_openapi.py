@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -102,6 +103,23 @@ def test_answers_with_calls_are_as_described(world: World) -> None:
     assert answer["choices"][0]["finish_reason"] == "tool_calls" and answer["choices"][0]["message"]["tool_calls"]
     for chunk in events(world.client.post(path, json={**asked, "stream": True})):
         check(world, "ChatCompletionChunk", chunk)
+
+
+@pytest.mark.parametrize("reason", [EndReason.EOS, EndReason.LENGTH, EndReason.FAILED])
+def test_responses_are_as_described(world: World, reason: EndReason) -> None:
+    path, asked = BODIES["CreateResponse"]
+    text = 'Well. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    world.core.answer(Answer(byte_level()[0].encode(text).ids, reason, message="because"))
+    world.core.interval_s = 0.01
+    asked = {**asked, "tools": [{"type": "function", "name": "f"}], "metadata": {"a": "b"}}
+    answer = world.client.post(path, json=asked)
+    check(world, "Response" if answer.status_code == 200 else "Error", answer.json())
+    lines = world.client.post(path, json={**asked, "stream": True}).text.split("\n")
+    told = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    for event in told:
+        check(world, "ResponseEvent", event)
+    assert len({event["type"] for event in told}) >= 10
+    world.core.reset()
 
 
 def test_other_answers_are_as_described(world: World) -> None:

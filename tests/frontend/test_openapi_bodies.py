@@ -10,14 +10,19 @@ from described_frontend import BODIES, MESSAGES, World, open_world
 
 from scheduler_svc.http.fields import Fields
 
-SEEN_WITH = {"CreateChatCompletion": "CreateCompletion", "TokenizeMessages": "TokenizeText"}
+SEEN_WITH = {
+    "CreateChatCompletion": "CreateCompletion",
+    "CreateResponse": "CreateCompletion",
+    "TokenizeMessages": "TokenizeText",
+}
 """A body of whose fields only those are tried that differ from the other's: the same code reads the rest."""
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 BESIDE: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "add_generation_prompt": {"continue_final_message": False},
     "continue_final_message": {"add_generation_prompt": False},
-    "tool_choice": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "tool_choice": {"tools": [{"type": "function", "name": "f", "function": {"name": "f"}}]},
 }
 """What a field needs beside it."""
 OTHER_RULES = {("best_of", 128), ("min_tokens", 1 << 24), ("add_generation_prompt", True)}
@@ -56,9 +61,14 @@ def properties(schema: dict[str, Any], path: str = "") -> set[str]:
 @pytest.mark.parametrize("name", BODIES)
 def test_what_is_described_of_a_body_is_what_is_read_of_it(world: World, reading: set[str], name: str) -> None:
     path, body = BODIES[name]
-    inner = {"stream": True, "stream_options": {}} if "Create" in name and name != "CreateBatch" else {}
+    inner: dict[str, Any] = {"stream": True, "stream_options": {}} if path in GENERATING else {}
+    if name == "CreateResponse":
+        inner |= {"text": {}, "reasoning": {}}
     world.client.post(path, json={**body, **inner})
-    assert reading == properties(world.schemas[name])
+    described = properties(world.schemas[name])
+    # A response's request is read as a chat's, too, made of it.
+    others = properties(world.schemas["CreateChatCompletion"]) if name == "CreateResponse" else set()
+    assert described <= reading <= described | others
 
 
 # --- ranges ---
@@ -132,6 +142,8 @@ def tools_of(**function: Any) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f", **function}}]
 
 
+PART = {"type": "input_text", "text": "x"}
+ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 INNER: list[tuple[str, str, list[Any], list[Any]]] = [
     (
         "CreateCompletion",
@@ -199,6 +211,53 @@ INNER: list[tuple[str, str, list[Any], list[Any]]] = [
         "tool_choice",
         ["none", "auto", "required", NAMED],
         ["any", 5, {}, {**NAMED, "type": "x"}],
+    ),
+    (
+        "CreateResponse",
+        "input",
+        [
+            "x",
+            [{"role": "user", "content": "x", "more": 5}, {"role": "developer", "content": [], "type": "message"}],
+            [
+                {"role": "user", "content": [PART]},
+                {"role": "assistant", "content": [{**PART, "type": "output_text"}]},
+            ],
+            [{"type": "reasoning"}, {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]}],
+            [ITEM, {"type": "function_call_output", "call_id": "c", "output": [PART]}],
+        ],
+        [
+            5,
+            [],
+            ["x"],
+            [{"role": "tool", "content": "x"}],
+            [{"role": "user"}],
+            [{"role": "user", "content": [{"type": "input_image", "text": "x"}]}],
+            [{"role": "user", "content": [{"type": "input_text"}]}],
+            [{"type": "reasoning", "summary": [{"type": "reasoning_text", "text": "x"}]}],
+            [{**ITEM, "arguments": {}}],
+            [{"type": "function_call_output", "call_id": "c"}],
+            [{"type": "item_reference", "id": "x"}],
+        ],
+    ),
+    (
+        "CreateResponse",
+        "text",
+        [{}, {"format": {"type": "text"}}, {"format": {"type": "json_schema", "schema": {}, "strict": None}}],
+        [{"format": {"type": "json_schema"}}, {"format": {}}, {"format": 5}, {"verbosity": "low"}],
+    ),
+    ("CreateResponse", "reasoning", [{"effort": "low", "summary": None}], [{"effort": 5}, {"summary": "x" * 33}]),
+    ("CreateResponse", "include", [[], ["reasoning.encrypted_content"]], [["x"], [5]]),
+    (
+        "CreateResponse",
+        "tools",
+        [[], [{"type": "function", "name": "f", "parameters": {}, "more": 5}]],
+        [[5], [{"name": "f"}], [{"type": "function"}], [{"type": "web_search"}], [{"type": "function", "name": "a b"}]],
+    ),
+    (
+        "CreateResponse",
+        "tool_choice",
+        ["none", "auto", "required", {"type": "function", "name": "f"}],
+        ["any", 5, {}, NAMED],
     ),
     ("TokenizeMessages", "tools", [tools_of()], [[{}]]),
     ("CreateChatCompletion", "truncate_prompt_tokens", [-1, 1, 5], [0, -2, 1.5]),

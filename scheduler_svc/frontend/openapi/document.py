@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler_svc.frontend import auth
-from scheduler_svc.frontend.openapi import answers, batching, generating, operations, tokenizing
+from scheduler_svc.frontend.openapi import answers, batching, generating, operations, responding, tokenizing
 from scheduler_svc.frontend.openapi.schemas import STRING, Schema, ref
 from scheduler_svc.frontend.settings import FrontendSettings
 
@@ -67,6 +67,7 @@ def _schemas() -> dict[str, Schema]:
         "NotReady": answers.status("not ready"),
         **answers.schemas(),
         **batching.schemas(),
+        **responding.schemas(),
     }
 
 

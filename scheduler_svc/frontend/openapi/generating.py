@@ -142,7 +142,7 @@ def _shared(max_tokens_names: tuple[str, ...]) -> dict[str, Schema]:
     }
 
 
-def _refused(table: dict[str, tuple[Any, ...]]) -> dict[str, Schema]:
+def refused(table: dict[str, tuple[Any, ...]]) -> dict[str, Schema]:
     """Fields that are not supported, with the values that ask for nothing."""
     text = "Not supported: refused unless it asks for nothing."
     return {name: {**choice((*neutral, None)), "description": text} for name, neutral in table.items()}
@@ -150,7 +150,7 @@ def _refused(table: dict[str, tuple[Any, ...]]) -> dict[str, Schema]:
 
 def _body(properties: dict[str, Schema], required: str, table: dict[str, tuple[Any, ...]]) -> Schema:
     schema = body(properties, (required,), NOTES)
-    schema["properties"] |= _refused(table)
+    schema["properties"] |= refused(table)
     return schema
 
 

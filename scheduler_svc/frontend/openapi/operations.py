@@ -108,6 +108,15 @@ def _generate(name: str, summary: str, body: str, answer: str) -> Operation:
     return _operation(name, "generate", summary, good, GENERATING, uses=uses, body=_json(ref(body)))
 
 
+def _respond() -> Operation:
+    event = {"type": "string", "contentMediaType": "application/json", "contentSchema": ref("ResponseEvent")}
+    events = record({"event": STRING, "data": event}, description="The event is named as the type in its data.")
+    content = {**_json(ref("Response")), "text/event-stream": {"schema": events}}
+    good = _ok(content, "The whole response, or with stream=true its events.")
+    uses, body = ("Tenant", "Timeout"), _json(ref("CreateResponse"))
+    return _operation("createResponse", "generate", "Answer a conversation.", good, GENERATING, uses=uses, body=body)
+
+
 def paths() -> dict[str, dict[str, Operation]]:
     """By path and method."""
     return {
@@ -119,6 +128,7 @@ def paths() -> dict[str, dict[str, Operation]]:
                 "createChatCompletion", "Answer a conversation.", "CreateChatCompletion", "ChatCompletion"
             )
         },
+        "/v1/responses": {"post": _respond()},
         **_tokenizer_paths(),
         **_look_paths(),
         **_file_paths(),
