@@ -84,7 +84,7 @@ def test_a_request_that_only_waits_is_waiting(service: Service) -> None:
     assert service.get("/v1/requests/abc").json()["state"] == "waiting"
 
 
-@pytest.mark.parametrize("asked", ["abc", "cmpl-abc", "chatcmpl-abc"])
+@pytest.mark.parametrize("asked", ["abc", "cmpl-abc", "chatcmpl-abc", "resp_abc"])
 def test_an_answers_id_is_an_id(service: Service, asked: str) -> None:
     service.core.accounts["abc"] = Account(0, "m", 1, (sequence_account(),))
     assert service.get(f"/v1/requests/{asked}").json()["id"] == asked

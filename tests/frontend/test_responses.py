@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -11,7 +10,7 @@ import pydantic
 import pytest
 from fake_core import Answer
 from frontend_service import error_of
-from tooled import TOKENIZER, Tooled, opened, rendered, says
+from tooled import TOKENIZER, Tooled, rendered, says
 
 from common.wire import EndReason
 from scheduler_svc.frontend.parsing.parts import Content, Reasoning
@@ -22,18 +21,6 @@ TOOL = {"type": "function", "name": "get_weather", "description": "Now", "parame
 PARIS = '{"city": "Paris"}'
 CALL = f'<tool_call>{{"name": "get_weather", "arguments": {PARIS}}}</tool_call>'
 THOUGHT = f"So it is.\n</think>\n\nWell.\n{CALL}\n{CALL}"
-
-
-@pytest.fixture(scope="module")
-def module_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tooled]:
-    with opened(tmp_path_factory.mktemp("ipc"), ["hermes", "thinks", "no tools"]) as service:
-        yield service
-
-
-@pytest.fixture
-def tooled(module_service: Tooled) -> Tooled:
-    module_service.core.reset()
-    return module_service
 
 
 def told(service: Tooled, **body: Any) -> list[dict[str, Any]]:

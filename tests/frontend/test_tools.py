@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,6 @@ TOOLS = [
     {"function": {"name": "f", "description": None}},
 ]
 USER = {"role": "user", "content": "Hello"}
-
-
-@pytest.fixture(scope="module")
-def module_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tooled]:
-    with opened(tmp_path_factory.mktemp("ipc"), TEMPLATES) as service:
-        yield service
-
-
-@pytest.fixture
-def tooled(module_service: Tooled) -> Tooled:
-    module_service.core.reset()
-    return module_service
 
 
 def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -288,6 +275,14 @@ def test_what_cannot_be_forced_is_refused(tooled: Tooled) -> None:
             error = error_of(tooled.post("/v1/chat/completions", **asked), 400)
             assert (error["param"], error["code"]) == (param, code), error
     assert not tooled.core.requests
+
+
+def test_only_strict_functions_have_to_be_enforced(tooled: Tooled) -> None:
+    says(tooled, FORCED)
+    loose = {"type": "object", "properties": {"a": {"multipleOf": 2}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": loose}}]
+    tools += [{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS, "strict": True}}]
+    assert len(ask(tooled, "hermes", tools=tools, tool_choice="required")["tool_calls"]) == 2
 
 
 def test_a_bounded_answer_has_no_reasoning(tooled: Tooled) -> None:

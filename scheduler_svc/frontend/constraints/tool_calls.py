@@ -20,25 +20,27 @@ MAX_DEPTH = 200
 def calls_grammar(tooling: Tooling) -> Grammar | None:
     """What a forced choice allows; None where the choice is free. Raises `ApiError` 400.
 
-    What of a function's schema cannot be enforced is passed over, unless a function is `strict`.
+    What of a function's schema cannot be enforced is passed over, unless the function is `strict`. What the compiler
+    only approximates is refused where all are.
     """
     if not tooling.forced:
         return None
-    strict = False
+    if len(orjson.dumps([_parameters(tool) for tool in tooling.tools])) > MAX_CHARACTERS:
+        raise invalid("tools", f"tools: their parameters are longer than {MAX_CHARACTERS} characters together")
     for tool in tooling.tools:
         function, parameters = tool["function"], _parameters(tool)
         param = f"tools: the parameters of {function['name']}"
         if parameters["type"] != "object":
             raise invalid("tools", f"{param}: must be of type object, got {show(parameters['type'])}")
         if function.get("strict"):
-            strict = True
             fault = fault_of_schema(parameters)
             if fault is not None:
                 raise invalid("tools", f"{param}: {fault}", "unsupported_schema")
     schema = calls_schema(tooling)
     source = orjson.dumps(schema).decode()
     if len(source) > MAX_CHARACTERS:
-        raise invalid("tools", f"tools: their schemas are longer than {MAX_CHARACTERS} characters together")
+        raise invalid("tools", f"tools: the schema of their calls is longer than {MAX_CHARACTERS} characters")
+    strict = all(tool["function"].get("strict") for tool in tooling.tools)
     return Grammar(Language.JSON_SCHEMA, source, "tools", lenient=not strict, schema=schema)
 
 

@@ -24,7 +24,8 @@ FORMATS = ("text", "json_object", "json_schema")
 PASSED = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "prompt_cache_retention"),
     *("top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    *("stop", "stop_token_ids", "min_tokens", "ignore_eos", "bad_words", "structured_outputs", "skip_special_tokens"),
+    *("stop", "stop_token_ids", "min_tokens", "ignore_eos", "skip_special_tokens"),
+    *("structured_outputs", "allowed_token_ids", "bad_words"),
     *("priority", "deadline_ms", "cache_salt", "truncate_prompt_tokens"),
     *IGNORED,
 )

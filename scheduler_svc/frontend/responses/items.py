@@ -41,7 +41,8 @@ def read_input(fields: Fields) -> list[Message]:
         raise invalid("input", f"input: more than {MAX_MESSAGES} items")
     for i, item in enumerate(value):
         _add_item(messages, f"input[{i}]", item)
-    return [message for message in messages if not _is_bare_thought(message)]
+    # A thought that led to nothing is left out, unless there is nothing else.
+    return [message for message in messages if not _is_bare_thought(message)] or messages
 
 
 def _add_item(messages: list[Message], path: str, item: Any) -> None:
