@@ -104,6 +104,16 @@ def test_bad_ones_are_refused_by_name(service: Service, fields: dict[str, Any], 
     assert not service.core.requests
 
 
+def test_forced_calls_that_cannot_be_bounded_are_refused(service: Service) -> None:
+    for lead, status in (("#/$defs/b", 400), ("#/$defs/a", 200)):
+        schema = {"properties": {"a": {"$ref": lead}}, "$defs": {"a": {"type": "integer", "multipleOf": 5}}}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        answer = service.chat(tools=tools, tool_choice="required")
+        assert answer.status_code == status, answer.text
+        if status == 400:
+            refused(answer, "tools", "invalid_grammar")
+
+
 def test_what_is_not_strict_may_have_more_than_can_be_enforced(service: Service) -> None:
     schema = {"type": "integer", "multipleOf": 5}
     for strict, status in ((False, 200), (True, 400), (None, 400)):
