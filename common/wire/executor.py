@@ -136,6 +136,8 @@ class ModelCard(Message):
     """Sampling defaults of generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty."""
     tokenizer_files: Annotated[dict[str, bytes], MapOf(Blob(128 << 20), 16)] = field(default_factory=dict)
     """tokenizer.json and tokenizer_config.json (and special_tokens_map.json where there is one)."""
+    tool_chat_template: Annotated[str, Text(1 << 20)] = ""
+    """Jinja source that takes the place of `chat_template` where there are tools; empty: the same for both."""
 
 
 @message(kind=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -28,6 +28,14 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 log = structlog.get_logger()
 
 
+class ChatTemplates(NamedTuple):
+    """Jinja sources; empty where there is none."""
+
+    default: str
+    tool_use: str
+    """Takes the other's place where a request has tools."""
+
+
 def build_card(folder: Path, config: ModelConfig, fingerprint: bytes, name: str) -> ModelCard:
     """Read what the scheduler service needs to know. Raises `ModelError` on a malformed file or a missing tokenizer."""
     generation_file = folder / "generation_config.json"
@@ -38,7 +46,7 @@ def build_card(folder: Path, config: ModelConfig, fingerprint: bytes, name: str)
         fingerprint,
         name,
         eos_ids=eos_ids(folder, config.vocab_size, generation, files),
-        chat_template=chat_template(folder),
+        templates=chat_templates(folder),
         default_params=default_params(generation, str(generation_file)),
         tokenizer=files,
     )
@@ -46,13 +54,15 @@ def build_card(folder: Path, config: ModelConfig, fingerprint: bytes, name: str)
 
 def build_gguf_card(model: GGUFModel, config: ModelConfig, fingerprint: bytes, name: str) -> ModelCard:
     """The same of a GGUF file's metadata, which has no sampling defaults."""
-    template = model.field("tokenizer.chat_template") or ""
     return _card(
         config,
         fingerprint,
         name,
         eos_ids=end_ids(model),
-        chat_template=_bounded(template, model.path),
+        templates=ChatTemplates(
+            _bounded(model.field("tokenizer.chat_template") or "", model.path),
+            _bounded(model.field("tokenizer.chat_template.tool_use") or "", model.path),
+        ),
         default_params={},
         tokenizer=gguf_tokenizer(model),
     )
@@ -64,7 +74,7 @@ def _card(
     name: str,
     *,
     eos_ids: tuple[int, ...],
-    chat_template: str,
+    templates: ChatTemplates,
     default_params: dict[str, float],
     tokenizer: TokenizerFiles,
 ) -> ModelCard:
@@ -75,7 +85,8 @@ def _card(
         max_model_len=config.max_model_len,
         eos_ids=eos_ids,
         dtype=config.dtype_name,
-        chat_template=chat_template,
+        chat_template=templates.default,
+        tool_chat_template=templates.tool_use,
         default_params=default_params,
         tokenizer_files=tokenizer.contents,
     )
@@ -138,20 +149,26 @@ def default_params(generation: dict[str, Any], where: str) -> dict[str, float]:
     return found
 
 
-def chat_template(folder: Path) -> str:
-    """Jinja source of the chat template, empty where there is none: chat_template.jinja goes before
-    tokenizer_config.json, and of several templates there the one named `default` is taken."""
+def chat_templates(folder: Path) -> ChatTemplates:
+    """Where `transformers` looks: chat_template.jinja goes before tokenizer_config.json; of several templates those
+    named `default` and `tool_use` count. Beside the former, the latter is a file of additional_chat_templates."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        try:
-            template = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: {error}") from error
-    else:
-        path = folder / "tokenizer_config.json"
-        value = read_json(path).get("chat_template") if path.is_file() else None
-        template = _default_template(value, path)
-    return _bounded(template, path)
+        tool_use = folder / "additional_chat_templates" / "tool_use.jinja"
+        return ChatTemplates(_read_template(path), _read_template(tool_use) if tool_use.is_file() else "")
+    path = folder / "tokenizer_config.json"
+    value = read_json(path).get("chat_template") if path.is_file() else None
+    named: dict[Any, Any] = {"default": value}
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+    return ChatTemplates(*(_named_template(named.get(name), path) for name in ("default", "tool_use")))
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return _bounded(path.read_text(encoding="utf-8"), path)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 def _bounded(template: str, path: Path) -> str:
@@ -160,12 +177,9 @@ def _bounded(template: str, path: Path) -> str:
     return template
 
 
-def _default_template(value: Any, path: Path) -> str:
-    if isinstance(value, list):
-        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-        value = named.get("default", "")
+def _named_template(value: Any, path: Path) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
         raise ModelError(f"{path}: chat_template: expected text or a list of named templates")
-    return value
+    return _bounded(value, path)

@@ -28,6 +28,7 @@ def check_alike(lane: Lane, model: ModelCard, limits: Limits) -> None:
         ("eos_ids", sorted(mine.eos_ids), sorted(other.eos_ids)),
         ("tokenizer", mine.tokenizer_files, other.tokenizer_files),
         ("chat template", mine.chat_template, other.chat_template),
+        ("chat template for tools", mine.tool_chat_template, other.tool_chat_template),
         ("sampling default", mine.default_params, other.default_params),
         ("block_size", lane.block_size, limits.block_size),
     ):

@@ -110,14 +110,3 @@ class ChatTemplate:
         if text[place : place + len(CONTINUE_MARK)] == CONTINUE_MARK:
             return text[:place]
         return text[:place].rstrip()
-
-
-def template_source(card_template: str, tokenizer_config: dict[str, Any]) -> str:
-    """The card's template, or the tokenizer's: a plain one, or of several named ones the one called `default`."""
-    if card_template:
-        return card_template
-    source = tokenizer_config.get("chat_template") or ""
-    if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default") or ""
-    return source if isinstance(source, str) else ""

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from common.wire import ModelCard, Serving
-from scheduler_svc.frontend.chat_template import ChatTemplate, template_source
+from scheduler_svc.frontend.chat_template import ChatTemplate
 from scheduler_svc.frontend.no_tokenizer import NoTokenizer
 from scheduler_svc.frontend.tokenizer import Tokenizer, TokenizerError
 from scheduler_svc.http.errors import ApiError, invalid, unavailable
@@ -31,6 +31,8 @@ class ServedModel:
     card: ModelCard
     tokenizer: Tokenizer
     template: ChatTemplate
+    tool_template: ChatTemplate
+    """For requests with tools; mostly the same."""
     kv_capacity: int
     created: int
 
@@ -119,11 +121,14 @@ class Models:
 
 def _alike(one: ModelCard, other: ModelCard) -> bool:
     """Whether the built tokenizer and template can stay."""
-    return one.tokenizer_files == other.tokenizer_files and one.chat_template == other.chat_template
+    templates = (one.chat_template, one.tool_chat_template), (other.chat_template, other.tool_chat_template)
+    return one.tokenizer_files == other.tokenizer_files and templates[0] == templates[1]
 
 
 def _build(card: ModelCard, capacity: int) -> ServedModel:
     tokenizer = Tokenizer(card.tokenizer_files) if "tokenizer.json" in card.tokenizer_files else NoTokenizer()
-    template = ChatTemplate(template_source(card.chat_template, tokenizer.config), tokenizer.special_tokens)
+    template = tool_template = ChatTemplate(card.chat_template, tokenizer.special_tokens)
+    if card.tool_chat_template:
+        tool_template = ChatTemplate(card.tool_chat_template, tokenizer.special_tokens)
     log.info("model served", model=card.name, sampling_defaults=card.default_params, context=card.max_model_len)
-    return ServedModel(card, tokenizer, template, capacity, int(time.time()))
+    return ServedModel(card, tokenizer, template, tool_template, capacity, int(time.time()))

@@ -124,7 +124,7 @@ def read_rendering(fields: Fields, model: ServedModel, tooling: Tooling) -> Call
     for name in variables:
         if name in RESERVED or not name.isidentifier():
             raise invalid("chat_template_kwargs", f"chat_template_kwargs: {show(name)} cannot be set")
-    template = model.template
+    template = model.tool_template if tooling.tools else model.template
     fields.raw("messages")
 
     def render() -> str:

@@ -66,10 +66,10 @@ def check_tools(tooling: Tooling, model: ServedModel, settings: FrontendSettings
     if not tooling.tools:
         return None
     if tooling.forced:
-        return tool_call_format(settings.tool_call_parser, model.template.source)
-    if not model.template.names_tools:
+        return tool_call_format(settings.tool_call_parser, model.tool_template.source)
+    if not model.tool_template.names_tools:
         raise invalid("tools", "tools: the model's chat template does not know tools", "unsupported_parameter")
-    name = tool_call_format(settings.tool_call_parser, model.template.source)
+    name = tool_call_format(settings.tool_call_parser, model.tool_template.source)
     if name is None:
         text = "tools: the chat template does not tell how this model calls them; see --tool-call-parser"
         raise invalid("tools", text, "unsupported_parameter")
@@ -91,7 +91,8 @@ def read_reading(
     `bounded`: by a grammar, which begins with the answer and has no room for reasoning, whatever the prompt ends with.
     """
     include = INCLUDE_REASONING.read(fields)
-    splits = splits_reasoning(setting, model.template.source)
+    template = model.tool_template if tooling.tools else model.template
+    splits = splits_reasoning(setting, template.source)
     if not splits and call_format is None and not tooling.forced:
         return None
     is_open = splits and not bounded and opens_reasoning(prompt, goes_on=CONTINUE_FINAL_MESSAGE.read(fields))

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.auth import key_of
-from scheduler_svc.frontend.chat_template import template_source
 from scheduler_svc.frontend.client import ClientWatch
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.models import ServedModel
@@ -95,8 +94,8 @@ async def detokenize(request: Request) -> Response:
 async def tokenizer_info(request: Request) -> Response:
     """The tokenizer's own configuration and the chat template, for clients that tokenize through this service."""
     model = frontend_of(request).models.find(request.query_params.get("model"), key_of(request))
-    source = template_source(model.card.chat_template, model.tokenizer.config)
-    return _json({**model.tokenizer.config, **model.tokenizer.special_tokens, "chat_template": source})
+    template = model.card.chat_template
+    return _json({**model.tokenizer.config, **model.tokenizer.special_tokens, "chat_template": template})
 
 
 def _json(value: dict[str, Any]) -> Response:

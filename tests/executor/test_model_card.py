@@ -132,21 +132,28 @@ class TestChatTemplate:
         assert read_card(folder).chat_template == ""
 
     @pytest.mark.parametrize(
-        ("value", "expected"),
+        ("value", "expected", "with_tools"),
         [
-            ("{{ a }}", "{{ a }}"),
-            ([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}], "d"),
-            ([{"name": "tool_use", "template": "t"}], ""),
+            ("{{ a }}", "{{ a }}", ""),
+            ([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}], "d", "t"),
+            ([{"name": "tool_use", "template": "t"}], "", "t"),
+            ([{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}], "d", ""),
         ],
     )
-    def test_in_tokenizer_config(self, value: Any, expected: str, folder: Path) -> None:
+    def test_in_tokenizer_config(self, value: Any, expected: str, with_tools: str, folder: Path) -> None:
         edit_json(folder / "tokenizer_config.json", {"chat_template": value})
-        assert read_card(folder).chat_template == expected
+        card = read_card(folder)
+        assert (card.chat_template, card.tool_chat_template) == (expected, with_tools)
 
     def test_the_file_goes_first(self, folder: Path) -> None:
-        edit_json(folder / "tokenizer_config.json", {"chat_template": "old"})
+        old = [{"name": "tool_use", "template": "old"}, {"name": "default", "template": "old"}]
+        edit_json(folder / "tokenizer_config.json", {"chat_template": old})
         write(folder, "chat_template.jinja", "{{ bos_token }}é\n")
-        assert read_card(folder).chat_template == "{{ bos_token }}é\n"
+        card = read_card(folder)
+        assert (card.chat_template, card.tool_chat_template) == ("{{ bos_token }}é\n", "")
+        (folder / "additional_chat_templates").mkdir()
+        write(folder, "additional_chat_templates/tool_use.jinja", "{{ tools }}")
+        assert read_card(folder).tool_chat_template == "{{ tools }}"
 
     def test_malformed_or_too_long(self, folder: Path) -> None:
         edit_json(folder / "tokenizer_config.json", {"chat_template": 7})

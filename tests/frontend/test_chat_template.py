@@ -8,7 +8,7 @@ import pytest
 from tokenizers_for_tests import CHATML, LLAMA_CHAT, TOOL_CHAT
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from scheduler_svc.frontend.chat_template import ChatTemplate, template_source
+from scheduler_svc.frontend.chat_template import ChatTemplate
 from scheduler_svc.frontend.messages import read_messages
 from scheduler_svc.http.errors import ApiError
 from scheduler_svc.http.fields import Fields
@@ -110,15 +110,6 @@ def test_no_usable_template(source: str, text: str) -> None:
 
 def test_variables_reach_the_template() -> None:
     assert render("{{ enable_thinking }}", TURNS, enable_thinking=False) == "False"
-
-
-def test_where_the_template_comes_from() -> None:
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    assert template_source("card", {"chat_template": "config"}) == "card"
-    assert template_source("", {"chat_template": "config"}) == "config"
-    assert template_source("", {"chat_template": named}) == "D"
-    assert template_source("", {"chat_template": named[:1]}) == ""
-    assert template_source("", {}) == ""
 
 
 def read(*messages: Any, developer_as_system: bool = False) -> list[dict[str, Any]]:

@@ -161,6 +161,14 @@ def test_the_template_is_told_of_tools_and_calls(tooled: Tooled) -> None:
     assert tooled.post("/tokenize", **body).json()["tokens"] == tooled.core.requests[-1].prompt.tolist()
 
 
+def test_a_template_for_tools_goes_before_the_other(tooled: Tooled) -> None:
+    says(tooled, CALLS["hermes"])
+    assert ask(tooled, "two templates")["tool_calls"]
+    assert rendered(tooled).startswith("<tools>")
+    assert ask(tooled, "two templates", tools=None)["content"] == CALLS["hermes"]
+    assert "<tools>" not in rendered(tooled)
+
+
 THOUGHT = "So it is.\n</think>\n\n" + CALLS["hermes"]
 
 

@@ -23,7 +23,8 @@ LLAMA3 = TOOL_CHAT.replace("<tool_call>", "<|python_tag|>").replace("</tool_call
 MISTRAL = TOOL_CHAT.replace("<tool_call>", "[TOOL_CALLS]").replace("</tool_call>", "")
 UNTOLD = TOOL_CHAT.replace("<tool_call>", "CALL ").replace("</tool_call>", "")
 TEMPLATES = {"hermes": TOOL_CHAT, "thinks": THINKS, "llama3": LLAMA3, "mistral": MISTRAL, "untold": UNTOLD}
-TEMPLATES |= {"no tools": CHATML}
+TEMPLATES |= {"no tools": CHATML, "two templates": CHATML}
+TOOL_TEMPLATES = {"two templates": TOOL_CHAT}
 
 
 def made() -> tuple[Tokenizer, dict[str, object]]:
@@ -59,7 +60,11 @@ class AllCompile:
 @contextmanager
 def opened(folder: Path, names: Iterable[str], **settings: Any) -> Iterator[Tooled]:
     address = f"ipc://{folder}/{uuid.uuid4().hex[:8]}"
-    core = FakeCore(address, [card(name, made(), TEMPLATES[name], max_model_len=4096) for name in names])
+    cards = [
+        card(name, made(), TEMPLATES[name], tool_chat_template=TOOL_TEMPLATES.get(name, ""), max_model_len=4096)
+        for name in names
+    ]
+    core = FakeCore(address, cards)
     app = create_app(FrontendSettings(core=address, **settings))
     app.state.frontend.grammars = AllCompile()
     with TestClient(app, base_url="http://localhost") as client:
