@@ -224,6 +224,22 @@ class PromptScores(Message):
         check_entries(path, self.widths, self.token_ids, self.values)
 
 
+@message(kind=-41)
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceTimes(Message):
+    """How long the steps of an accepted sequence took; 0 for those that it never made."""
+
+    queue_s: Annotated[float, F64] = 0.0
+    """From arrival to its first seat."""
+    prefill_s: Annotated[float, F64] = 0.0
+    """From there to its first token."""
+    decode_s: Annotated[float, F64] = 0.0
+    """From there to its end."""
+    num_preemptions: Annotated[int, COUNT] = 0
+    num_failovers: Annotated[int, COUNT] = 0
+    """How often its executor was lost while it ran."""
+
+
 @message(kind=32)
 @dataclass(frozen=True, slots=True, eq=False)
 class Ended(Message):
@@ -236,6 +252,7 @@ class Ended(Message):
     """Prompt tokens that its first admission found in the prefix cache."""
     message: Annotated[str, MESSAGE] = ""
     retry_after_s: Annotated[int, COUNT] = 0
+    times: Annotated[SequenceTimes, Part(SequenceTimes)] = field(default_factory=SequenceTimes)
 
 
 @message(kind=33)
@@ -261,7 +278,7 @@ class Stats(Message):
     stopping: Annotated[bool, BOOL]
     gauges: Annotated[dict[str, float], MapOf(F64, 1 << 15, MAX_SERIES)] = field(default_factory=dict)
     counters: Annotated[dict[str, float], MapOf(F64, 4096, MAX_SERIES)] = field(default_factory=dict)
-    histograms: Annotated[dict[str, tuple[float, ...]], MapOf(ListOf(F64, 256), 256, MAX_SERIES)] = field(
+    histograms: Annotated[dict[str, tuple[float, ...]], MapOf(ListOf(F64, 256), 2048, MAX_SERIES)] = field(
         default_factory=dict
     )
     """For each name: cumulative bucket counts in the order of the metric's bounds (the last is +Inf), then the sum."""

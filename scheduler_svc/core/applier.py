@@ -26,6 +26,8 @@ class Applied:
     finished: list[tuple[Sequence, FinishCode]]
     first_tokens: list[Sequence]
     """Sequences that got the first token of their answer."""
+    recovered: list[Sequence]
+    """Sequences that got their first token since their executor was lost."""
 
     @property
     def drawn_slots(self) -> NDArray[np.int64]:
@@ -67,7 +69,9 @@ def apply_result(lane: Lane, result: Result) -> tuple[InFlight, Applied]:
         read = ~np.isin(slots, np.array([s.slot for s in flight.deferred], np.int64))
         wanted = read if drawn is None else read & drawn
     finished = _finished(lane, slots, result)
-    return flight, Applied(slots, drawn, wanted, finished, [s for s in first_tokens if not s.aborted])
+    first_tokens = [s for s in first_tokens if not s.aborted]
+    recovered = [s for s in ends if s.lost_at >= 0 and not s.aborted]
+    return flight, Applied(slots, drawn, wanted, finished, first_tokens, recovered)
 
 
 def _drawn(result: Result) -> NDArray[np.bool_] | None:

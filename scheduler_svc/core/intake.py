@@ -85,6 +85,7 @@ def sequences_of(
             owner=owner,
             stream=request.first_stream + index,
             index=index,
+            n=request.n,
             request_id=request.request_id,
             model=request.model,
             params=replace(request.params, seed=seed) if index else request.params,

@@ -67,6 +67,8 @@ class Lane:
         self.batch_is_closed = False
         """Under request-level batching: members stay, and nobody joins, until the last of them has ended."""
         self.iteration = 0
+        self.busy_until = -1.0
+        """When the executor was done with the newest acknowledged iteration, had its plan come at once; -1: none."""
         self.in_flight: InFlight | None = None
         self.changes = PlanChanges()
         self.decoding = np.empty(0, np.int64)

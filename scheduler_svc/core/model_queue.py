@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from scheduler_svc.core.config import Discipline, SchedulerConfig
-from scheduler_svc.core.counters import Counters
+from scheduler_svc.core.counters import Counters, ModelCounters
 from scheduler_svc.core.fair import FairQueue, FairShare
 from scheduler_svc.core.prediction import OutputLengths
 from scheduler_svc.core.sequence import Key, Sequence, WaitReason
@@ -28,6 +28,7 @@ class ModelQueue:
 
     def __init__(self, config: SchedulerConfig, counters: Counters) -> None:
         self._config = config
+        self.counters = ModelCounters()
         self.share: FairShare | None = None
         """Counters of the tenants, under `fair`."""
         if config.discipline is Discipline.FAIR:

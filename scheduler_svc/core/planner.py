@@ -130,7 +130,7 @@ class Planner:
         lane.release(victim, State.WAITING)
         self.prefill_budget = self._prefill_beside(len(lane.decoding))
         victim.num_preemptions += 1
-        self.counters.preemptions += 1
+        self.queue.counters.preemptions += 1
         self.queue.add(victim, self.now)
 
     # --- prefills ---
@@ -227,8 +227,9 @@ class Planner:
         if sequence.admitted < 0:
             sequence.admitted = self.now
             sequence.cached_tokens = computed
-            self.counters.queue_time.observe(self.now - sequence.arrived)
-            self.counters.prefix_queries += sequence.prompt_length
-            self.counters.prefix_hits += computed
+            counters = self.queue.counters
+            counters.queue_time.observe(self.now - sequence.arrived)
+            counters.prefix_queries += sequence.prompt_length
+            counters.prefix_hits += computed
             if share is not None:
                 share.charge_prompt(sequence.tenant, len(sequence.tokens) - computed)

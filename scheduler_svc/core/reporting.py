@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import LogprobColumns, PromptScores, Result, Tokens
+from common.wire import LogprobColumns, PromptScores, Result, SequenceTimes, Tokens
 from scheduler_svc.core.applier import Applied
 from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.sequence import Sequence
 
 
 def token_messages(lane: Lane, result: Result, applied: Applied) -> Iterator[tuple[int, Tokens]]:
@@ -55,3 +56,17 @@ def prompt_scores(lane: Lane, result: Result) -> Iterator[tuple[int, PromptScore
                 sequence.owner,
                 PromptScores(sequence.stream, part.start, part.widths, part.token_ids, part.values),
             )
+
+
+def times_of(sequence: Sequence, now: float) -> SequenceTimes:
+    """The steps of a sequence that ends now."""
+    if sequence.admitted < 0:
+        return SequenceTimes(queue_s=now - sequence.arrived)
+    first = sequence.first_token_at
+    return SequenceTimes(
+        queue_s=sequence.admitted - sequence.arrived,
+        prefill_s=(now if first < 0 else first) - sequence.admitted,
+        decode_s=0.0 if first < 0 else now - first,
+        num_preemptions=sequence.num_preemptions,
+        num_failovers=sequence.num_failovers,
+    )

@@ -29,7 +29,7 @@ from scheduler_svc.core.model_queue import ModelQueue
 from scheduler_svc.core.observing import observe
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.reasons import why_aside
-from scheduler_svc.core.reporting import prompt_scores, token_messages
+from scheduler_svc.core.reporting import prompt_scores, times_of, token_messages
 from scheduler_svc.core.seating import Seating
 from scheduler_svc.core.sequence import Sequence, State, WaitReason
 from scheduler_svc.core.timeouts import Timeouts
@@ -73,6 +73,8 @@ class Scheduler:
 
     def _accept(self, owner: int, request: Submit, now: float) -> None:
         queue = self.queues[request.model]
+        queue.counters.request_n.observe(request.n)
+        queue.counters.request_max_tokens.observe(request.params.max_tokens)
         key_row = self.key_usage.begin(owner, request, now)
         for sequence in sequences_of(owner, request, self._num_submitted, now, self.config, key_row):
             self._num_submitted += 1
@@ -84,8 +86,11 @@ class Scheduler:
 
     def refuse(self, owner: int, call: Submit | SubmitCall, answer: Ended) -> None:
         """End every stream of a call with this answer, without accepting it."""
-        streams = streams_of(call.requests)
-        self.counters.ended[EndReason(answer.reason).name] += len(streams)
+        streams, reason = streams_of(call.requests), EndReason(answer.reason).name
+        self.counters.ended[reason] += len(streams)
+        queue = self.queues.get(call.requests[0].model)
+        if queue is not None:  # a name that no executor ever brought must not become a label
+            queue.counters.refused[reason] += len(streams)
         self.outbox.extend((owner, replace(answer, stream=stream)) for stream in streams)
 
     def _refusal(self, owner: int, requests: tuple[Submit, ...], now: float) -> Ended | None:
@@ -122,8 +127,8 @@ class Scheduler:
     def _end(self, sequence: Sequence, reason: EndReason, now: float, message: str = "") -> None:
         """A live sequence is over: free what it holds and tell its frontend."""
         self._finish(sequence, reason, now)
-        cached = max(sequence.cached_tokens, 0)
-        self.outbox.append((sequence.owner, Ended(sequence.stream, reason, cached, message)))
+        cached, times = max(sequence.cached_tokens, 0), times_of(sequence, now)
+        self.outbox.append((sequence.owner, Ended(sequence.stream, reason, cached, message, times=times)))
 
     def _finish(self, sequence: Sequence, reason: EndReason, now: float) -> None:
         """Take a sequence out of everything, but for what an iteration in flight may still write (the fence)."""
@@ -149,6 +154,7 @@ class Scheduler:
         if not siblings:
             del self.by_request[sequence.request_id]
         self.counters.ended[reason.name] += 1
+        queue.counters.ended[reason.name] += 1
 
     # --- lanes ---
 
@@ -215,6 +221,10 @@ class Scheduler:
             if sequence.aborted:
                 continue
             self.availability.hold_anew(lane, now)
+            if reason:
+                queue.counters.failovers += 1
+                sequence.num_failovers += 1
+                sequence.lost_at = now
             if sequence in members:
                 sequence.strike()
             queue.add(sequence, now)
@@ -289,9 +299,9 @@ class Scheduler:
         peers = [other for other in self.availability.admitting(model) if other is not lane]
         queue = self.queues[model]
         seating = Seating(lane, peers, queue, now)
-        preemptions = self.counters.preemptions
+        preemptions = queue.counters.preemptions
         plan = Planner(lane, queue, seating, self.counters, now).build()
-        if not lane.admits and self.counters.preemptions > preemptions:
+        if not lane.admits and queue.counters.preemptions > preemptions:
             self.availability.hold_anew(lane, now)  # Who gave way here finds no seat here again.
         return plan
 
@@ -300,25 +310,34 @@ class Scheduler:
         flight, applied = apply_result(lane, result)
         for sequence in applied.first_tokens:
             sequence.fingerprint = lane.model.fingerprint
-            self.counters.time_to_first_token.observe(now - sequence.arrived)
-            self.counters.prompt_tokens += sequence.prompt_length
         queue = self.queues[lane.model.name]
-        observe(self.counters, self.key_usage, queue, lane, flight, applied, now)
+        observe(self.counters, self.key_usage, queue, lane, flight, applied, now, result.busy_us / 1e6)
         self.outbox.extend(token_messages(lane, result, applied))
         self.outbox.extend(prompt_scores(lane, result))
         for sequence, code in applied.finished:
-            self.counters.e2e_latency.observe(now - sequence.arrived)
             if code is FinishCode.STUCK:
                 self._end(sequence, EndReason.FAILED, now, "what the request allows leaves no token to go on with")
                 continue
             if code is not FinishCode.LENGTH:  # that one was cut: it tells nothing of how long answers are
                 self.queues[sequence.model].lengths.observe(sequence.tenant, sequence.num_generated)
+            queue.counters.observe_finished(sequence, now)
+            self._observe_longest(queue, sequence)
             self._end(sequence, EndReason(code), now)
         for sequence in flight.deferred:
             lane.release(sequence, State.FINISHED)
         if applied.finished:
             others_wait = any(len(queue) for queue in self.queues.values())
             self._drain_rate.note(len(applied.finished), now, others_wait=others_wait)
+
+    def _observe_longest(self, queue: ModelQueue, sequence: Sequence) -> None:
+        """Of a request's answers the longest counts, when the last of them has ended."""
+        longest, first = max(sequence.num_generated, sequence.longest_sibling), sequence.stream - sequence.index
+        for stream in range(first, first + sequence.n if sequence.n > 1 else first):
+            sibling = self.live.get((sequence.owner, stream))
+            if sibling is not None and sibling is not sequence:
+                sibling.longest_sibling = max(sibling.longest_sibling, longest)
+                return
+        queue.counters.request_longest_generation.observe(longest)
 
     # --- questions ---
 

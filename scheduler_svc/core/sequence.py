@@ -109,7 +109,17 @@ class Sequence:
     admitted: float = -1.0
     last_token_at: float = -1.0
     """When its newest token came; -1 before the first."""
+    first_token_at: float = -1.0
+    """When the first token of its answer came; -1 before."""
     num_preemptions: int = 0
+    num_failovers: int = 0
+    """How often its executor was lost while it ran."""
+    lost_at: float = -1.0
+    """When that was last; -1 as soon as it has a token from another."""
+    n: int = 1
+    """How many sequences its request has."""
+    longest_sibling: int = 0
+    """Tokens of the longest answer among those of its request that have ended before it."""
     strikes: int = 0
     """Iterations with it that were lost, one after the other, since its last new token."""
     struck_at: int = -1

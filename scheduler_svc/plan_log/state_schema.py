@@ -13,7 +13,7 @@ from scheduler_svc.core import Lane, Scheduler, Sequence, State, WaitReason
 from scheduler_svc.core.availability import Availability
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.config import Eviction
-from scheduler_svc.core.counters import Counters, Histogram
+from scheduler_svc.core.counters import Counters, Histogram, ModelCounters
 from scheduler_svc.core.drain_rate import DrainRate
 from scheduler_svc.core.eviction import RecencyOrder, WeightOrder
 from scheduler_svc.core.fair import FairQueue, FairShare
@@ -72,6 +72,10 @@ def _plain(*names: str) -> Fields:
     return dict.fromkeys(names, PLAIN)
 
 
+def _histograms(*names: str) -> Fields:
+    return dict.fromkeys(names, Instance(Histogram))
+
+
 def _arrays(*names: str) -> Fields:
     return dict.fromkeys(names, ARRAY)
 
@@ -100,15 +104,19 @@ _FIELDS: dict[type, Fields] = {
         **dict.fromkeys(("kv_capacity", "_vacant_since", "_shrunk_since"), Mapped(PLAIN, PLAIN)),
     },
     Counters: {
-        **_plain("prompt_tokens", "generation_tokens", "preemptions", "recomputed_tokens", "swapped_out_blocks"),
-        **_plain("swapped_in_blocks", "iterations", "prefix_queries", "prefix_hits", "lanes_lost"),
+        **_plain("recomputed_tokens", "swapped_out_blocks", "swapped_in_blocks", "iterations", "lanes_lost"),
         **_plain("handover_blocks", "handovers_done", "handovers_failed"),
         "ended": COUNTER,
         "waited_s": BY_REASON,
-        **dict.fromkeys(
-            ("time_to_first_token", "inter_token_latency", "e2e_latency", "queue_time", "iteration_tokens"),
-            Instance(Histogram),
-        ),
+    },
+    ModelCounters: {
+        **_plain("prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits", "failovers"),
+        **_plain("budget_tokens", "busy_s", "bubble_s"),
+        **dict.fromkeys(("ended", "refused"), COUNTER),
+        **_histograms("time_to_first_token", "inter_token_latency", "time_per_output_token", "iteration_tokens"),
+        **_histograms("e2e_latency", "queue_time", "prefill_time", "decode_time", "inference_time", "recovery_time"),
+        **_histograms("request_prompt_tokens", "request_generation_tokens", "request_longest_generation"),
+        **_histograms("request_n", "request_max_tokens"),
     },
     DrainRate: _plain("mean_gap_s", "last_ended_at"),
     Timeouts: {"_heap": Listed(Tupled(PLAIN, PLAIN, SEQUENCE)), "_num_watched": PLAIN},
@@ -119,7 +127,8 @@ _FIELDS: dict[type, Fields] = {
         **_plain(
             "hash_key", "fingerprint", "cached_tokens", "admitted", "last_token_at", "num_preemptions", "num_reached"
         ),
-        **_plain("strikes", "struck_at", "key_row", "call"),
+        **_plain("strikes", "struck_at", "key_row", "call", "n"),
+        **_plain("first_token_at", "num_failovers", "lost_at", "longest_sibling"),
         "params": WirePart(SamplingParams),
         "tokens": ARRAY,
         "retention": Choice(Retention),
@@ -137,7 +146,7 @@ _FIELDS: dict[type, Fields] = {
         "transfer": WirePart(TransferPoint),
         **_plain("epoch", "name", "block_size", "token_budget", "seats", "is_paged", "watermark_blocks", "draining"),
         "peak_too_high": OrNone(Tupled(PLAIN, PLAIN, PLAIN)),
-        **_plain("last_ticket", "num_departures", "batch_is_closed", "iteration"),
+        **_plain("last_ticket", "num_departures", "batch_is_closed", "iteration", "busy_until"),
         **_plain("num_prefills_in_a_row", "stays", "must_empty", "spare", "stands_by"),
         "pool": Instance(BlockPool, RunPool),
         "host": Instance(HostPool),
@@ -204,6 +213,7 @@ _FIELDS: dict[type, Fields] = {
     OutputLengths: {"_all": ARRAY, "_by_tenant": Mapped(PLAIN, ARRAY, OrderedDict)},
     ModelQueue: {
         "_config": Given(lambda restoring: restoring.config),
+        "counters": Instance(ModelCounters),
         "share": OrNone(Instance(FairShare)),
         "short": LINE,
         "long": LINE,

@@ -10,6 +10,7 @@ import pytest
 from common.wire import Constraint, EndReason, FinishCode
 from scheduler_svc.core.lane import LaneError
 from tests.core.stream import reason, whole
+from tests.core.totals import totals
 from tests.core.world import World
 
 
@@ -38,8 +39,8 @@ def test_a_row_that_is_not_ready_holds_up_nobody(prompt: int) -> None:
     both.run()
     assert whole(late)
     # A first token, and the times between tokens, are counted where tokens come.
-    assert both.scheduler.counters.generation_tokens == 18
-    assert both.scheduler.counters.prompt_tokens == 6 + prompt
+    assert totals(both.scheduler).generation_tokens == 18
+    assert totals(both.scheduler).prompt_tokens == 6 + prompt
 
 
 def test_a_stuck_row_ends_alone_with_an_error() -> None:

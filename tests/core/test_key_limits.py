@@ -12,6 +12,7 @@ from scheduler_svc.core.key_usage import MIN_SWEEP
 from scheduler_svc.plan_log.player import Player
 from tests.core.model_executor import card
 from tests.core.stream import Stream
+from tests.core.totals import totals
 from tests.core.world import World
 from tests.scheduler.recorded import RecordedWorld
 
@@ -152,9 +153,9 @@ def test_over_time_a_key_gets_its_rate_and_no_more(seed: int) -> None:
         length = draw.randint(1, longest)
         if accepted(w.submit(length, draw.randint(1, 9), limits=limits)):
             used += length
-        before = w.scheduler.counters.generation_tokens
+        before = totals(w.scheduler).generation_tokens
         w.iterate()
-        used += w.scheduler.counters.generation_tokens - before
+        used += totals(w.scheduler).generation_tokens - before
     allowed = 1200 * (1 + (w.now - start) / 60)
     assert allowed - 1200 - longest < used < allowed + longest + 9 * 8 * 10
     w.run()

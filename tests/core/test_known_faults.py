@@ -13,6 +13,7 @@ from scheduler_svc.core import LaneError, State, WaitReason, account_of
 from scheduler_svc.core.config import KvLayout, Preemption
 from tests.core.model_executor import card
 from tests.core.stream import Stream
+from tests.core.totals import totals
 from tests.core.world import World
 
 
@@ -79,7 +80,7 @@ def test_five_that_each_fill_the_pool_finish_one_by_one() -> None:
     giants = [world.submit(118, 10, ignore_eos=True)[0] for _ in range(5)]
     world.run()
     assert all(served(giant) for giant in giants)
-    assert world.scheduler.counters.preemptions == 0
+    assert totals(world.scheduler).preemptions == 0
     world.check_idle()
 
 
@@ -117,7 +118,7 @@ def test_preempted_sequences_are_recomputed_and_say_the_same() -> None:
     world.attach(blocks=18, seats=6)
     streams = [world.submit(8, 24, ignore_eos=True)[0] for _ in range(6)]
     world.run()
-    assert world.scheduler.counters.preemptions >= 2
+    assert totals(world.scheduler).preemptions >= 2
     assert all(len(stream.tokens) == 24 for stream in streams)
     world.check_idle()
 
@@ -138,7 +139,7 @@ def test_six_on_a_pool_for_three_lose_and_repeat_nothing(preemption: Preemption,
         assert len(stream.tokens) == 64 and served(stream)
         assert stream.ended is not None and stream.ended.cached_tokens == 0, "of the first admission, never its own"
     counters = world.scheduler.counters
-    assert counters.prompt_tokens == 60 and counters.generation_tokens == 6 * 64
+    assert totals(world.scheduler)[1:3] == (60, 6 * 64)
     assert (counters.swapped_in_blocks > 0) == (preemption is Preemption.SWAP)
     world.check_idle()
 
@@ -274,9 +275,9 @@ def test_equal_classes_do_not_take_turns_in_preempting_each_other() -> None:
     for _ in range(1000):
         if not world.iterate():
             break
-        assert world.scheduler.counters.generation_tokens > generated, "an iteration without a token"
-        generated = world.scheduler.counters.generation_tokens
-    assert world.scheduler.counters.preemptions <= 3 * 30
+        assert totals(world.scheduler).generation_tokens > generated, "an iteration without a token"
+        generated = totals(world.scheduler).generation_tokens
+    assert totals(world.scheduler).preemptions <= 3 * 30
     world.check_idle()
 
 
@@ -284,7 +285,7 @@ def test_the_preempted_resumes_before_a_newcomer_of_its_class() -> None:
     world = World()
     world.attach(blocks=9, seats=4)
     elder, younger = (world.submit(8, 24, ignore_eos=True)[0] for _ in range(2))
-    while world.scheduler.counters.preemptions == 0:
+    while totals(world.scheduler).preemptions == 0:
         assert world.iterate()
     assert world.sequence(younger).state is State.WAITING
     (newcomer,) = world.submit(4, 2, ignore_eos=True)

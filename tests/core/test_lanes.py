@@ -9,6 +9,7 @@ from scheduler_svc.core import State, WaitReason
 from scheduler_svc.core.config import Admission
 from tests.core.model_executor import card
 from tests.core.stream import Stream, reason, whole
+from tests.core.totals import totals
 from tests.core.world import World
 
 
@@ -102,14 +103,14 @@ def test_a_higher_class_preempts_only_where_no_lane_has_room() -> None:
     (high,) = long_answers(world, 1)
     world.deliver(one)
     world.plan(one)
-    assert world.scheduler.counters.preemptions == 0 and world.sequence(high).lane is None
+    assert totals(world.scheduler).preemptions == 0 and world.sequence(high).lane is None
     world.deliver(other)
     world.plan(other)
     assert world.sequence(high).lane is other
     (second_high,) = long_answers(world, 1)
     world.deliver(other)
     world.plan(other)
-    assert world.sequence(second_high).lane is other and world.scheduler.counters.preemptions == 1
+    assert world.sequence(second_high).lane is other and totals(world.scheduler).preemptions == 1
     world.deliver(one)
     world.deliver(other)
     world.run()
@@ -297,7 +298,7 @@ def test_a_drained_lane_moves_its_sequences_and_takes_no_new_ones() -> None:
     assert leaving not in world.lanes and other.num_running == 3
     world.deliver(other)
     world.run()
-    assert whole(*streams) and world.scheduler.counters.preemptions == 0
+    assert whole(*streams) and totals(world.scheduler).preemptions == 0
 
 
 def test_the_last_lane_finishes_what_it_has_and_the_rest_waits_for_another() -> None:

@@ -28,6 +28,7 @@ from scheduler_svc.core.config import (
 from tests.core.model_executor import card
 from tests.core.nonsense import SPOILS, snapshot, spoil
 from tests.core.stream import Stream
+from tests.core.totals import totals
 from tests.core.world import World
 
 DEBUG = os.environ.get("HYPOTHESIS_PROFILE") == "debug"
@@ -181,10 +182,10 @@ class CalmMachine(RuleBasedStateMachine):
                 world.attach(200, size, 8, 64, model)
             elif len(world.scheduler.queues[name].beyond):
                 world.attach(200, lanes[0].block_size, 8, 64, lanes[0].model)
-        preemptions, live = world.scheduler.counters.preemptions, len(world.scheduler.live)
+        preemptions, live = totals(world.scheduler).preemptions, len(world.scheduler.live)
         world.run(5000)
         world.check_idle()
-        assert world.scheduler.counters.preemptions - preemptions <= live * (live + 1), "preemption in turn"
+        assert totals(world.scheduler).preemptions - preemptions <= live * (live + 1), "preemption in turn"
 
 
 class StormyMachine(CalmMachine):

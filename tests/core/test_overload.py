@@ -9,6 +9,7 @@ from scheduler_svc.core import Sequence
 from tests.core.model_executor import card
 from tests.core.stream import Stream, reason, whole
 from tests.core.test_lanes import long_answers
+from tests.core.totals import totals
 from tests.core.world import World
 
 
@@ -80,7 +81,7 @@ def test_who_is_preempted_takes_no_place_of_the_queue() -> None:
     world = World(max_waiting=2, max_waiting_tokens=16)
     world.attach(blocks=12, seats=4)
     running = [stream for _ in range(2) for stream in world.submit(8, 20, ignore_eos=True)]
-    while not world.scheduler.counters.preemptions:
+    while not totals(world.scheduler).preemptions:
         assert world.iterate()
     assert len(world.scheduler.queues["m"]) == 1
     late = [world.submit(8, 2)[0] for _ in range(3)]

@@ -8,6 +8,7 @@ from common.wire import EndReason, Plan, decode, encode
 from scheduler_svc.core import SchedulerConfig, State
 from tests.core.model_executor import card
 from tests.core.stream import Stream, whole
+from tests.core.totals import totals
 from tests.core.world import World
 
 
@@ -164,7 +165,7 @@ def test_of_the_blocks_the_oldest_are_served_and_the_newest_goes() -> None:
     world = World()
     lane = world.attach(blocks=7, seats=4)
     streams = [world.submit(8, 12, ignore_eos=True)[0] for _ in range(3)]
-    while world.scheduler.counters.preemptions == 0:
+    while totals(world.scheduler).preemptions == 0:
         assert world.iterate()
     numbers = sorted(s.number for s in lane.running())
     assert numbers == [stream.number for stream in streams][: len(numbers)]
@@ -181,7 +182,7 @@ def test_preemption_repeats_no_logprob_and_no_prompt_logprob_is_missing() -> Non
         for i in range(6)
     ]
     world.run()
-    assert whole(*streams) and world.scheduler.counters.preemptions >= 2
+    assert whole(*streams) and totals(world.scheduler).preemptions >= 2
     world.check_idle()
 
 

@@ -12,6 +12,7 @@ from scheduler_svc.core import Lane, State, WaitReason
 from scheduler_svc.core.config import Admission, Batching, KvLayout, Preemption, Prefill
 from tests.core.model_executor import card
 from tests.core.stream import whole
+from tests.core.totals import totals
 from tests.core.world import World
 
 AZURE = [(374, 44), (396, 109), (879, 55), (91, 16), (91, 16), (381, 84), (1313, 142), (388, 84), (242, 14), (209, 152)]
@@ -173,7 +174,7 @@ def test_nothing_is_preempted_for_blocks_that_were_reserved() -> None:
         world, _ = contiguous(preemption=preemption, admission=Admission.IMMEDIATE)
         streams = [world.submit(6, 30, ignore_eos=True)[0] for _ in range(9)]
         world.run()
-        assert whole(*streams) and world.scheduler.counters.preemptions == 0
+        assert whole(*streams) and totals(world.scheduler).preemptions == 0
 
 
 # --- chunks off ---
@@ -245,4 +246,4 @@ def test_prefills_go_on_when_the_decodes_whose_turn_it_is_all_give_way() -> None
     (high,) = world.submit(200, 2, priority=-1, ignore_eos=True)
     while not low.over:
         world.iterate()
-    assert whole(low, high) and world.scheduler.counters.preemptions == 1
+    assert whole(low, high) and totals(world.scheduler).preemptions == 1

@@ -14,6 +14,7 @@ from scheduler_svc.core.pacing import Pace
 from scheduler_svc.core.planner import MAX_PREFILLS_IN_A_ROW
 from tests.core.model_executor import card
 from tests.core.stream import whole
+from tests.core.totals import totals
 from tests.core.world import World
 
 
@@ -113,7 +114,7 @@ def test_under_contiguous_kv_a_better_class_gets_a_run_from_a_lower_one() -> Non
     world.iterate()
     (high,) = world.submit(4, 20, ignore_eos=True)
     world.iterate()
-    assert len(high.tokens) == 1 and world.scheduler.counters.preemptions == 1
+    assert len(high.tokens) == 1 and totals(world.scheduler).preemptions == 1
     world.run()
     assert whole(*low, high)
 

@@ -12,6 +12,7 @@ from scheduler_svc.core import Lane, State
 from scheduler_svc.core.config import Discipline
 from tests.core.model_executor import card
 from tests.core.stream import Stream
+from tests.core.totals import totals
 from tests.core.world import World
 
 AGEING = [Discipline.PRIORITY, Discipline.FAIR, Discipline.DEADLINE]
@@ -86,7 +87,7 @@ def test_a_lifted_sequence_preempts_nobody_of_the_class_it_has_reached(disciplin
         world.now += 0.1
     assert world.waiting()[0].rank == 0
     world.run()
-    assert world.scheduler.counters.preemptions == 0 and all(stream.over for stream in first)
+    assert totals(world.scheduler).preemptions == 0 and all(stream.over for stream in first)
 
 
 @pytest.mark.parametrize("discipline", Discipline)
@@ -100,7 +101,7 @@ def test_a_sequence_never_preempts_another_of_its_class(discipline: Discipline) 
     while not running.over:
         assert world.sequence(running).state is State.RUNNING
         world.iterate()
-    assert world.scheduler.counters.preemptions == 0
+    assert totals(world.scheduler).preemptions == 0
     world.run()
 
 

@@ -12,13 +12,14 @@ from scheduler_svc.core import Lane, State, WaitReason
 from scheduler_svc.core.config import Admission, Discipline, KvLayout, Preemption, Prefill
 from tests.core.model_executor import card
 from tests.core.stream import Stream, whole
+from tests.core.totals import totals
 from tests.core.world import World
 
 GIVE_WAY = [Preemption.RECOMPUTE, Preemption.SWAP]
 
 
 def until_preempted(world: World) -> None:
-    while world.scheduler.counters.preemptions == 0:
+    while totals(world.scheduler).preemptions == 0:
         assert world.iterate()
 
 
@@ -35,9 +36,9 @@ def test_equal_classes_do_not_take_turns_in_preempting_each_other(
     streams = [world.submit(8, 30, ignore_eos=True, tenant="abc"[i % 3])[0] for i in range(30)]
     generated = 0
     while world.iterate():
-        assert world.scheduler.counters.generation_tokens > generated, "an iteration without a token"
-        generated = world.scheduler.counters.generation_tokens
-    assert 0 < world.scheduler.counters.preemptions <= 2 * 30 and whole(*streams)
+        assert totals(world.scheduler).generation_tokens > generated, "an iteration without a token"
+        generated = totals(world.scheduler).generation_tokens
+    assert 0 < totals(world.scheduler).preemptions <= 2 * 30 and whole(*streams)
 
 
 @pytest.mark.parametrize("preemption", GIVE_WAY)
@@ -239,7 +240,7 @@ def test_without_preemption_nobody_gives_way_and_everybody_ends() -> None:
             streams += world.submit(chance.choice([3, 9]), chance.choice([2, 12, 30]), priority=priority)
             world.iterate()
         world.run()
-        assert whole(*streams) and world.scheduler.counters.preemptions == 0
+        assert whole(*streams) and totals(world.scheduler).preemptions == 0
 
 
 # --- admission ---
@@ -278,9 +279,9 @@ def load(admission: Admission) -> tuple[float, int, int]:
             world.submit(8, 200)
         world.iterate()
         if i == 300:
-            preemptions, ended = counters.preemptions, counters.ended.total()
+            preemptions, ended = totals(world.scheduler).preemptions, counters.ended.total()
         running += lane.num_running if i > 300 else 0
-    return running / 399, counters.preemptions - preemptions, counters.ended.total() - ended
+    return running / 399, totals(world.scheduler).preemptions - preemptions, counters.ended.total() - ended
 
 
 def test_learned_lengths_fill_the_pool_and_preempt_seldom() -> None:
@@ -304,6 +305,6 @@ def test_nobody_is_seated_who_forces_a_preemption_in_the_next_plan(
             for _ in range(chance.choice([0, 1, 3])):
                 world.submit(chance.choice([3, 4, 8, 12]), chance.choice([1, 6, 20]), ignore_eos=True)
             if world.iterate():
-                after.append((len(world.plans[-1].new), world.scheduler.counters.preemptions))
+                after.append((len(world.plans[-1].new), totals(world.scheduler).preemptions))
         for (seated, before), (_, now) in pairwise(after):
             assert not seated or now == before

@@ -7,6 +7,7 @@ import pytest
 
 from common.wire import EndReason
 from scheduler_svc.core import WaitReason
+from scheduler_svc.core.counters import ModelCounters
 from tests.core.stream import whole
 from tests.core.world import World
 
@@ -85,6 +86,11 @@ def test_waiting_by_reason_counts_everybody() -> None:
 # --- counters ---
 
 
+def model_counters(world: World) -> ModelCounters:
+    (queue,) = world.scheduler.queues.values()
+    return queue.counters
+
+
 def test_gaps_between_tokens_are_measured_from_the_last_token() -> None:
     world = World()
     lane = world.attach()
@@ -104,9 +110,9 @@ def test_gaps_between_tokens_are_measured_from_the_last_token() -> None:
     world.iterate()
     world.now += 1.0
     world.iterate()
-    *cumulative, total = world.scheduler.counters.inter_token_latency.cumulative()
+    *cumulative, total = model_counters(world).inter_token_latency.cumulative()
     assert cumulative[-1] == 5 and total == pytest.approx(0.5 + 0.25 + 3.0 + 0.125 + 1.0)
-    *cumulative, total = world.scheduler.counters.time_to_first_token.cumulative()
+    *cumulative, total = model_counters(world).time_to_first_token.cumulative()
     assert cumulative[-1] == 2 and total == pytest.approx(7.0)
 
 
@@ -118,11 +124,11 @@ def test_counters_count_prompts_once_and_hits_at_the_first_admission() -> None:
         world.iterate()
     (high,) = world.submit([*low.prompt[:12], 3, 3], 2, ignore_eos=True)
     world.run()
-    counters = world.scheduler.counters
+    counters = model_counters(world)
     assert counters.prompt_tokens == 16 + 14 and counters.generation_tokens == 9 + 2
     assert counters.preemptions == 1 and (counters.prefix_queries, counters.prefix_hits) == (30, 12)
     assert dict(counters.ended) == {EndReason.LENGTH.name: 2} and whole(low, high)
-    assert counters.iterations == len(world.plans)
+    assert world.scheduler.counters.iterations == len(world.plans)
     *cumulative, total = counters.iteration_tokens.cumulative()
     assert cumulative[-1] == len(world.plans)
     assert total == sum(len(plan.decodes) + int(np.sum(plan.prefill_lengths)) for plan in world.plans)

@@ -32,6 +32,7 @@ from tests.core.checks import check_full, check_mirror, check_reasons, check_sea
 from tests.core.fetches import Fetches
 from tests.core.model_executor import ModelExecutor, card
 from tests.core.stream import Stream
+from tests.core.totals import totals
 
 
 @dataclass
@@ -281,10 +282,10 @@ class World:
         for lane in sorted(self.lanes, key=lambda lane: not lane.draining):
             if lane.epoch in self.out:
                 continue
-            preemptions = self.scheduler.counters.preemptions
+            preemptions = totals(self.scheduler).preemptions
             plan = self.plan(lane)
             if lane.admits:
-                check_full(self, lane, plan, preempted=self.scheduler.counters.preemptions > preemptions)
+                check_full(self, lane, plan, preempted=totals(self.scheduler).preemptions > preemptions)
             elif plan is None and lane.draining and lane.is_vacant and not lane.stays:
                 self.lose(lane)
         check_reasons(self)
@@ -305,13 +306,13 @@ class World:
 
         Progress: no more iterations pass without a generated token than there are known tokens to compute.
         """
-        generated, last = self.scheduler.counters.generation_tokens, 0
+        generated, last = totals(self.scheduler).generation_tokens, 0
         for count in range(max_iterations):
             if not self.iterate():
                 return count
             self.check()
-            if self.scheduler.counters.generation_tokens > generated:
-                generated, last = self.scheduler.counters.generation_tokens, count
+            if totals(self.scheduler).generation_tokens > generated:
+                generated, last = totals(self.scheduler).generation_tokens, count
             known = sum(sequence.num_tokens for sequence in self.scheduler.live.values())
             assert count - last <= 2 * known, "iterations bring no token"
         raise AssertionError(f"still at work after {max_iterations} iterations")

@@ -18,6 +18,7 @@ from scheduler_svc.plan_log.player import Player
 from scheduler_svc.plan_log.reader import frames, iterations, rows
 from scheduler_svc.plan_log.replay import main
 from tests.core.model_executor import card
+from tests.core.totals import totals
 from tests.scheduler.recorded import RecordedWorld, eventful
 
 QUESTIONS = {"why", "waiting_by_reason", "check_invariants"}
@@ -36,7 +37,7 @@ def test_every_verb_of_the_core_is_recorded() -> None:
 
 def test_a_run_plays_again_to_the_same_plans(world: RecordedWorld, capsys: pytest.CaptureFixture[str]) -> None:
     eventful(world)
-    assert world.scheduler.counters.preemptions and world.scheduler.counters.ended["REJECTED"]
+    assert totals(world.scheduler).preemptions and world.scheduler.counters.ended["REJECTED"]
     player = Player(world.close())
     messages = [message for step in player.steps() for message in step.messages]
     assert player.num_iterations == len(world.plans)

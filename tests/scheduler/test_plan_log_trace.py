@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc.plan_log.trace import main
+from tests.core.totals import totals
 from tests.scheduler.recorded import RecordedWorld, eventful
 
 Event = dict[str, Any]
@@ -85,7 +86,7 @@ def test_instants_tell_who_came_went_and_moved(world: RecordedWorld) -> None:
     instants = [e for e in trace(world) if e["ph"] == "i"]
     words = [e["name"] for e in instants]
     assert words.count("admitted") == sum(len(plan.new) for plan in world.plans)
-    assert words.count("preempted") == world.scheduler.counters.preemptions
+    assert words.count("preempted") == totals(world.scheduler).preemptions
     assert {"failover", "moved", "attached", "detached"} <= set(words)
     assert next(e for e in instants if e["name"] == "detached")["args"]["reason"] == "it broke"
 

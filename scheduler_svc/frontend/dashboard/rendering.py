@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from common.wire import Iterations, SeenBlocks, SeenLane, SeenSequence, SeenWaiting, Stats
 from scheduler_svc.metrics import CATALOGUE
+
+T = TypeVar("T")
 
 LATENCIES = {
     "ttft": "vllm:time_to_first_token_seconds",
@@ -100,17 +103,29 @@ def render_blocks(blocks: SeenBlocks) -> dict[str, Any]:
 
 
 def render_figures(stats: Stats | None) -> dict[str, Any]:
-    """Latency histograms and counters since the start of the service, as the core's last beat has them."""
+    """Latency histograms and counters of all models together, since the start of the service, as of the last beat."""
     if stats is None:
         return {}
+    histograms, counters = _by_family(stats.histograms), _by_family(stats.counters)
     return {
         "latency": {
-            name: {"bounds": CATALOGUE[key].bounds, "counts": stats.histograms[key][:-1]}
+            name: {
+                "bounds": CATALOGUE[key].bounds,
+                "counts": [sum(row) for row in zip(*histograms[key], strict=True)][:-1],
+            }
             for name, key in LATENCIES.items()
-            if key in stats.histograms
+            if key in histograms
         },
-        "counters": {name: stats.counters[key] for name, key in COUNTERS.items() if key in stats.counters},
+        "counters": {name: sum(counters[key]) for name, key in COUNTERS.items() if key in counters},
     }
+
+
+def _by_family(series: Mapping[str, T]) -> dict[str, list[T]]:
+    """The values of each metric's series."""
+    found: dict[str, list[T]] = defaultdict(list)
+    for key, value in series.items():
+        found[key.partition("{")[0]].append(value)
+    return found
 
 
 def event(kind: str, data: bytes) -> bytes:
