@@ -22,6 +22,7 @@ from scheduler_svc.frontend.openapi import route as openapi
 from scheduler_svc.frontend.responses import routes as responses
 from scheduler_svc.frontend.serving import REQUEST_ID
 from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.frontend.tracing.provider import open_provider
 from scheduler_svc.http.error_answers import answer_errors
 from scheduler_svc.http.errors import internal, unavailable
 
@@ -37,6 +38,7 @@ QUIET_ROUTES = (
 def create_app(settings: FrontendSettings) -> FastAPI:
     """The application; its lifespan opens and closes the link to the core."""
     frontend = Frontend(settings)
+    traces = open_provider()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -50,6 +52,8 @@ def create_app(settings: FrontendSettings) -> FastAPI:
             frontend.close()
             if batches is not None:
                 batches.close()
+            if traces is not None:
+                await asyncio.to_thread(traces.shutdown)
 
     app = FastAPI(
         title="Gilir",
@@ -76,6 +80,10 @@ def create_app(settings: FrontendSettings) -> FastAPI:
     ):
         app.include_router(module.router)
     answer_errors(app)
+    if traces is not None:
+        from scheduler_svc.frontend.tracing.middleware import TraceRequests
+
+        app.add_middleware(TraceRequests, provider=traces)
     app.add_middleware(
         KeyCheck,
         ring=frontend.keys,

@@ -141,6 +141,11 @@ class Call:
             keep_ids=self.task.tokens.ids,
         )
 
+    @property
+    def outputs(self) -> tuple[SequenceOutput, ...]:
+        """One for each sequence, in the order of the prompts."""
+        return tuple(self._outputs)
+
     # --- answers ---
 
     async def collect(self) -> dict[str, Any]:

@@ -72,6 +72,8 @@ async def _serve(request: Request, prepare: Prepare, fields: Fields, held: HeldB
         generation.check()
         frontend.admit()
         call = Call(task, generation, frontend.link, limit, tenant)
+        if "gilir.trace" in request.scope:
+            request.scope["gilir.trace"].follow(call)
         if not task.parameters.stream:
             answer = await call.collect()
             told = answer if task.form is None else task.form.whole(call, answer)

@@ -24,6 +24,7 @@ from common.wire import (
     ModelCard,
     PromptScores,
     SequenceAccount,
+    SequenceTimes,
     Serving,
     Stats,
     Submit,
@@ -55,6 +56,7 @@ class Answer:
     retry_after_s: int = 0
     gate: threading.Semaphore | None = None
     endless: bool = False
+    times: SequenceTimes = field(default_factory=SequenceTimes)
 
 
 @dataclass
@@ -240,7 +242,8 @@ class FakeCore:
             full = playing.place >= playing.request.params.max_tokens
             if spent or full:
                 reason = answer.reason if spent else EndReason.LENGTH
-                ended = Ended(stream, reason, answer.cached_tokens, answer.message, answer.retry_after_s)
+                told = (answer.cached_tokens, answer.message, answer.retry_after_s, answer.times)
+                ended = Ended(stream, reason, *told)
                 endings.append((peer, ended))
         for peer, tokens in rows.items():
             self._send(peer, _columns(tokens))

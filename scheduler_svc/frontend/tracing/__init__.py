@@ -1,0 +1,1 @@
+"""OpenTelemetry traces: a span for each generating request, exported over OTLP. Needs the extra `otel`."""
