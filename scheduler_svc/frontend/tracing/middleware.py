@@ -89,7 +89,7 @@ class Trace:
             self._tell_steps(index, step)
 
     def _tell_steps(self, index: int, times: SequenceTimes) -> None:
-        """A span for each step of a sequence."""
+        """A span for each step that a sequence has made."""
         parent, at = set_span_in_context(self._span), self._submitted_ns
         told = {
             "gilir.sequence": index,
@@ -98,7 +98,8 @@ class Trace:
         }
         for name, seconds in (("queue", times.queue_s), ("prefill", times.prefill_s), ("decode", times.decode_s)):
             until = at + int(seconds * 1e9)
-            self._tracer.start_span(name, parent, attributes=told, start_time=at).end(until)
+            if seconds:
+                self._tracer.start_span(name, parent, attributes=told, start_time=at).end(until)
             at = until
 
 

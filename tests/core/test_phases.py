@@ -1,0 +1,132 @@
+"""How long the steps of a sequence took, as its frontend and the metrics are told; bubbles, failovers, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.wire import EndReason, SequenceTimes
+from scheduler_svc.core.counters import Histogram, ModelCounters
+from tests.core.stream import Stream
+from tests.core.world import World
+
+
+def counters_of(world: World) -> ModelCounters:
+    (queue,) = world.scheduler.queues.values()
+    return queue.counters
+
+
+def times_of(stream: Stream) -> SequenceTimes:
+    assert stream.ended is not None
+    return stream.ended.times
+
+
+def observed(histogram: Histogram) -> tuple[float, float]:
+    """Count and sum."""
+    *counts, total = histogram.cumulative()
+    return counts[-1], pytest.approx(total)
+
+
+def iterate(world: World, seconds: float) -> None:
+    """One iteration that takes so long."""
+    world.turn()
+    world.now += seconds
+    for lane in world.lanes:
+        world.deliver(lane)
+
+
+def test_queue_prefill_and_decode_make_the_whole() -> None:
+    world = World()
+    world.attach()
+    (stream,) = world.submit(4, 3, ignore_eos=True)
+    world.now += 1.0
+    iterate(world, 2.0)
+    iterate(world, 0.25)
+    iterate(world, 0.5)
+    assert stream.over and times_of(stream) == SequenceTimes(1.0, 2.0, 0.75)
+    counters = counters_of(world)
+    assert observed(counters.queue_time) == (1, 1.0) and observed(counters.prefill_time) == (1, 2.0)
+    assert observed(counters.decode_time) == (1, 0.75) and observed(counters.inference_time) == (1, 2.75)
+    assert observed(counters.e2e_latency) == (1, 3.75) and observed(counters.time_per_output_token) == (1, 0.375)
+    assert observed(counters.request_prompt_tokens) == (1, 4) and observed(counters.request_generation_tokens) == (1, 3)
+
+
+def test_an_answer_of_one_token_has_no_time_between_tokens() -> None:
+    world = World()
+    world.attach()
+    (stream,) = world.submit(4, 1, ignore_eos=True)
+    iterate(world, 2.0)
+    assert times_of(stream) == SequenceTimes(0.0, 2.0, 0.0)
+    assert observed(counters_of(world).time_per_output_token) == (0, 0.0)
+
+
+def test_who_never_had_a_seat_only_waited() -> None:
+    world = World(hold_s=5.0)
+    world.lose(world.attach())
+    (stream,) = world.submit(4, 3)
+    world.now += 6.0
+    world.expire()
+    assert stream.ended is not None and stream.ended.reason == EndReason.NO_EXECUTOR
+    assert times_of(stream) == SequenceTimes(queue_s=6.0)
+
+
+def test_a_failover_is_over_with_the_next_token() -> None:
+    world = World()
+    lane = world.attach()
+    (stream,) = world.submit(4, 3, ignore_eos=True)
+    iterate(world, 1.0)
+    world.lose(lane)
+    world.now += 4.0
+    world.attach()
+    iterate(world, 0.5)
+    counters = counters_of(world)
+    assert counters.failovers == 1 and observed(counters.recovery_time) == (1, 4.5)
+    world.run()
+    assert times_of(stream).num_failovers == 1 and observed(counters.recovery_time) == (1, 4.5)
+    lane = world.lanes[0]
+    world.submit(4, 3)
+    iterate(world, 1.0)
+    world.lose(lane, reason="")
+    assert counters.failovers == 1, "a lane that leaves is not lost"
+
+
+def test_of_a_requests_answers_the_longest_counts_once() -> None:
+    world = World()
+    world.attach()
+    world.submit(4, 5, n=3, ignore_eos=True)
+    world.submit(4, 2, ignore_eos=True)
+    world.run()
+    counters = counters_of(world)
+    assert observed(counters.request_longest_generation) == (2, 7)
+    assert observed(counters.request_generation_tokens) == (4, 17)
+    assert observed(counters.request_n) == (2, 4) and observed(counters.request_max_tokens) == (2, 7)
+
+
+def test_a_bubble_is_idle_time_before_an_iteration_whose_rows_were_running() -> None:
+    world = World()
+    lane = world.attach()
+    world.submit(4, 3, ignore_eos=True)
+    for _ in range(3):
+        world.turn()
+        world.now += 1.0
+        outing = world.out[lane.epoch]
+        outing.result = replace(outing.result, busy_us=600_000)
+        world.deliver(lane)
+    counters = counters_of(world)
+    assert counters.busy_s == pytest.approx(1.8) and counters.bubble_s == pytest.approx(2 * 0.4)
+    assert counters.budget_tokens == 3 * lane.token_budget
+    world.now += 100.0  # nothing ran
+    world.submit(4, 1)
+    iterate(world, 1.0)
+    assert counters.bubble_s == pytest.approx(2 * 0.4)
+
+
+def test_refusals_are_counted_apart_from_endings() -> None:
+    world = World(max_waiting=1)
+    world.attach(seats=1)
+    world.submit(4, 3, ignore_eos=True)
+    world.submit(4, 3, ignore_eos=True)
+    world.run()
+    counters = counters_of(world)
+    assert counters.refused == {"QUEUE_FULL": 1} and counters.ended == {"LENGTH": 1}
