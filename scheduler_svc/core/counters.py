@@ -30,7 +30,7 @@ class Histogram:
 
     def cumulative(self) -> tuple[float, ...]:
         """Cumulative bucket counts (the last is +Inf), then the sum."""
-        return (*(float(c) for c in self._counts.cumsum()), self._sum)
+        return (*self._counts.cumsum().astype(np.float64).tolist(), self._sum)
 
 
 FIRST_TOKEN_S = (

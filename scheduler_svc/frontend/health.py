@@ -8,13 +8,12 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter
-from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.batching.access import line_gauges
-from scheduler_svc.frontend.exposition import registry_of
+from scheduler_svc.frontend.exposition import render
 from scheduler_svc.frontend.frontend import frontend_of
 
 router = APIRouter()
@@ -73,7 +72,7 @@ async def metrics(request: Request) -> Response:
     stats = frontend_of(request).link.stats
     if stats is not None:
         stats = replace(stats, gauges=stats.gauges | await line_gauges(request))
-    text = generate_latest(registry_of(stats))
+    text = b"" if stats is None else render(stats)
     return Response(text, headers={"content-type": METRICS_TYPE})
 
 
