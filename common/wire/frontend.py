@@ -229,11 +229,11 @@ class PromptScores(Message):
 class SequenceTimes(Message):
     """How long the steps of an accepted sequence took; 0 for those that it never made."""
 
-    queue_s: Annotated[float, F64] = 0.0
-    """From arrival to its first seat."""
-    prefill_s: Annotated[float, F64] = 0.0
+    queue_us: Annotated[int, U64] = 0
+    """Microseconds from arrival to its first seat."""
+    prefill_us: Annotated[int, U64] = 0
     """From there to its first token."""
-    decode_s: Annotated[float, F64] = 0.0
+    decode_us: Annotated[int, U64] = 0
     """From there to its end."""
     num_preemptions: Annotated[int, COUNT] = 0
     num_failovers: Annotated[int, COUNT] = 0

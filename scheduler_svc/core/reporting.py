@@ -61,12 +61,16 @@ def prompt_scores(lane: Lane, result: Result) -> Iterator[tuple[int, PromptScore
 def times_of(sequence: Sequence, now: float) -> SequenceTimes:
     """The steps of a sequence that ends now."""
     if sequence.admitted < 0:
-        return SequenceTimes(queue_s=now - sequence.arrived)
+        return SequenceTimes(queue_us=_us(now - sequence.arrived))
     first = sequence.first_token_at
     return SequenceTimes(
-        queue_s=sequence.admitted - sequence.arrived,
-        prefill_s=(now if first < 0 else first) - sequence.admitted,
-        decode_s=0.0 if first < 0 else now - first,
+        queue_us=_us(sequence.admitted - sequence.arrived),
+        prefill_us=_us((now if first < 0 else first) - sequence.admitted),
+        decode_us=0 if first < 0 else _us(now - first),
         num_preemptions=sequence.num_preemptions,
         num_failovers=sequence.num_failovers,
     )
+
+
+def _us(seconds: float) -> int:
+    return round(1e6 * seconds)

@@ -44,7 +44,7 @@ def test_queue_prefill_and_decode_make_the_whole() -> None:
     iterate(world, 2.0)
     iterate(world, 0.25)
     iterate(world, 0.5)
-    assert stream.over and times_of(stream) == SequenceTimes(1.0, 2.0, 0.75)
+    assert stream.over and times_of(stream) == SequenceTimes(1_000_000, 2_000_000, 750_000)
     counters = counters_of(world)
     assert observed(counters.queue_time) == (1, 1.0) and observed(counters.prefill_time) == (1, 2.0)
     assert observed(counters.decode_time) == (1, 0.75) and observed(counters.inference_time) == (1, 2.75)
@@ -57,7 +57,7 @@ def test_an_answer_of_one_token_has_no_time_between_tokens() -> None:
     world.attach()
     (stream,) = world.submit(4, 1, ignore_eos=True)
     iterate(world, 2.0)
-    assert times_of(stream) == SequenceTimes(0.0, 2.0, 0.0)
+    assert times_of(stream) == SequenceTimes(0, 2_000_000, 0)
     assert observed(counters_of(world).time_per_output_token) == (0, 0.0)
 
 
@@ -68,7 +68,7 @@ def test_who_never_had_a_seat_only_waited() -> None:
     world.now += 6.0
     world.expire()
     assert stream.ended is not None and stream.ended.reason == EndReason.NO_EXECUTOR
-    assert times_of(stream) == SequenceTimes(queue_s=6.0)
+    assert times_of(stream) == SequenceTimes(queue_us=6_000_000)
 
 
 def test_a_failover_is_over_with_the_next_token() -> None:

@@ -30,7 +30,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-TIMES = SequenceTimes(queue_s=0.25, prefill_s=0.5, decode_s=2.0, num_preemptions=2, num_failovers=1)
+TIMES = SequenceTimes(queue_us=250_000, prefill_us=500_000, decode_us=2_000_000, num_preemptions=2, num_failovers=1)
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40, "temperature": 0.5}
 
 
@@ -133,7 +133,7 @@ def test_the_steps_of_each_sequence_are_spans_below_it(traced: Traced) -> None:
     ],
 )
 def test_an_error_has_its_type(traced: Traced, reason: EndReason, status: int, kind: StatusCode) -> None:
-    traced.core.answer(Answer(reason=reason, message="it could not be", times=SequenceTimes(queue_s=0.5)))
+    traced.core.answer(Answer(reason=reason, message="it could not be", times=SequenceTimes(queue_us=500_000)))
     assert traced.chat().status_code == status
     step, span = traced.spans(2)
     told = attributes(span)

@@ -79,12 +79,12 @@ class Trace:
         if call.task.parameters.stream and self._first_s is not None:
             self._span.set_attribute("gen_ai.server.time_to_first_token", self._first_s)
         elif times:
-            first = min(step.queue_s + step.prefill_s for step in times.values())
-            self._span.set_attribute("gen_ai.server.time_to_first_token", self._prepare_s + first)
+            first_us = min(step.queue_us + step.prefill_us for step in times.values())
+            self._span.set_attribute("gen_ai.server.time_to_first_token", self._prepare_s + first_us / 1e6)
         num_gaps = sum(max(0, call.outputs[i].num_tokens - 1) for i in times)
         if num_gaps:
-            mean = sum(step.decode_s for step in times.values()) / num_gaps
-            self._span.set_attribute("gen_ai.server.time_per_output_token", mean)
+            mean_us = sum(step.decode_us for step in times.values()) / num_gaps
+            self._span.set_attribute("gen_ai.server.time_per_output_token", mean_us / 1e6)
         for index, step in list(times.items())[:MAX_SEQUENCES]:
             self._tell_steps(index, step)
 
@@ -96,9 +96,9 @@ class Trace:
             "gilir.num_preemptions": times.num_preemptions,
             "gilir.num_failovers": times.num_failovers,
         }
-        for name, seconds in (("queue", times.queue_s), ("prefill", times.prefill_s), ("decode", times.decode_s)):
-            until = at + int(seconds * 1e9)
-            if seconds:
+        for name, step_us in (("queue", times.queue_us), ("prefill", times.prefill_us), ("decode", times.decode_us)):
+            until = at + 1000 * step_us
+            if step_us:
                 self._tracer.start_span(name, parent, attributes=told, start_time=at).end(until)
             at = until
 
