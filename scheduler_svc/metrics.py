@@ -67,7 +67,9 @@ CATALOGUE: dict[str, Metric] = {
     "vllm:prompt_tokens": _counter("Prompt tokens of sequences that have got a first token.", *MODEL),
     "vllm:generation_tokens": _counter("Tokens generated.", *MODEL),
     "vllm:request_success": _counter(
-        "Accepted sequences that have ended, by finish reason: stop, length, abort, error.", *MODEL, "finished_reason"
+        "Sequences that have ended: stop, length, abort (also by a stop string), error.",
+        *MODEL,
+        "finished_reason",
     ),
     "vllm:iteration_tokens_total": _histogram("Tokens computed in an iteration.", ITERATION_TOKENS),
     "vllm:request_prompt_tokens": _histogram("Prompt tokens of a finished sequence.", REQUEST_TOKENS),
