@@ -110,6 +110,15 @@ def test_a_span_tells_of_the_request_and_its_answer_and_is_a_child_of_the_client
     assert "error.type" not in told
 
 
+def test_responses_are_chats(traced: Traced) -> None:
+    traced.answer(7, 8)
+    answer = traced.client.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 40})
+    assert answer.status_code == 200, answer.text
+    *_, span = traced.spans(4)
+    assert span.name == f"chat {BYTE_LEVEL}"
+    assert attributes(span)["gen_ai.response.id"] == answer.json()["id"]
+
+
 def test_the_steps_of_each_sequence_are_spans_below_it(traced: Traced) -> None:
     traced.answer(7, 8)
     assert traced.chat(n=2).status_code == 200
