@@ -7,6 +7,7 @@ import gc
 import signal
 import socket
 import time
+from dataclasses import replace
 from types import FrameType
 
 import structlog
@@ -42,7 +43,7 @@ from scheduler_svc.sockets import (
     private_folder,
     watch_disconnects,
 )
-from scheduler_svc.stats import gather
+from scheduler_svc.stats import gather, kept_gauges
 from scheduler_svc.supervisor import Supervisor
 from scheduler_svc.watching.watcher import Watcher
 
@@ -104,6 +105,8 @@ class CoreLoop:
         self._junk_seen = Seldom()
         self._peers: list[bytes] = []
         """Frontends by their number in the core."""
+        self._kept: dict[bytes, FrontendAlive] = {}
+        """What each frontend keeps for clients who resume streams."""
         self._next_beat = self._next_check = 0.0
         self._num_checks = 0
         self._stopping_since: float | None = None
@@ -174,8 +177,8 @@ class CoreLoop:
         self._context.term()
         if self._plan_log is not None:
             self._plan_log.close()
-        for name in ("core.sock", "admin.sock"):
-            (self._run_dir / name).unlink(missing_ok=True)
+        for path in (*self._run_dir.glob("core.sock*"), self._run_dir / "admin.sock"):
+            path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files may lie in a folder that the operator chose
             self._run_dir.rmdir()
         log.info("stopped")
@@ -266,7 +269,7 @@ class CoreLoop:
         self._supervisor.heard(peer.decode(errors="replace"), now)
         match message:
             case FrontendAlive():
-                pass
+                self._kept[peer] = message
             case FrontendHello():
                 self._scheduler.abort_owner(owner, now)
                 self._send_frontend(owner, encode(self._offer.told))
@@ -296,6 +299,7 @@ class CoreLoop:
     def _lose_frontend(self, peer: bytes, now: float) -> None:
         if peer in self._peers:
             self._scheduler.abort_owner(self._peers.index(peer), now)
+            self._kept.pop(peer, None)
 
     def _flush(self) -> None:
         """Send what the scheduler has to tell the frontends."""
@@ -325,7 +329,8 @@ class CoreLoop:
         return serving is not None
 
     def _stats(self) -> Stats:
-        return gather(self._scheduler, self._membership, stopping=self._stopping_since is not None)
+        stats = gather(self._scheduler, self._membership, stopping=self._stopping_since is not None)
+        return replace(stats, gauges=stats.gauges | kept_gauges(self._kept.values()))
 
     def _beat(self, now: float) -> None:
         data = encode(self._stats())

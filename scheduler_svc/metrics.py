@@ -102,6 +102,8 @@ CATALOGUE: dict[str, Metric] = {
     "gilir_iteration_deadline_seconds": _gauge("How long the executor's newest iteration may take.", *MODEL),
     "gilir_plan_bytes": _gauge("Size of the last plan on the wire, in bytes."),
     "gilir_batch_lines": _gauge("Lines of batches: waiting or in flight, completed, failed, by state.", "state"),
+    "gilir_kept_streams": _gauge("Resumable streams that the frontends keep, read or not."),
+    "gilir_kept_stream_bytes": _gauge("What they take, in bytes."),
     "gilir_iterations": _counter("Iterations applied."),
     "gilir_budget_tokens": _counter(
         "Token budgets of the iterations applied; how full they were: vllm:iteration_tokens_total_sum over it.", *MODEL

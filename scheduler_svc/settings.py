@@ -93,6 +93,10 @@ class SchedulerSettings(ServiceSettings):
     batch_max_in_flight: int = Field(16, ge=1, le=4096, description="sequences of batches that may run at a time")
     batch_model_wait_s: float = Field(600.0, ge=0, description="seconds that lines wait for a model that is not served")
     max_bodies_mb: int = Field(256, ge=1, description="request bodies that a frontend holds at a time, all together")
+    resume_hold_s: float = Field(
+        30.0, ge=0, description="seconds that a resumable stream is kept without a reader; 0: there are none"
+    )
+    resume_buffer_mb: int = Field(256, ge=1, description="events of resumable streams that a frontend keeps")
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = Field(
         "auto", description="how models write calls of tools; auto: as their chat templates tell; none: calls stay text"
     )

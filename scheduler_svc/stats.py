@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
-from common.wire import EndReason, Stats
+from common.wire import EndReason, FrontendAlive, Stats
 from scheduler_svc.core import Scheduler, WaitReason
 from scheduler_svc.core.counters import ModelCounters
 from scheduler_svc.core.pacing import SOURCES
@@ -38,6 +39,15 @@ def gather(scheduler: Scheduler, membership: Membership, *, stopping: bool) -> S
         counters=_counters(scheduler, membership),
         histograms=_histograms(scheduler),
     )
+
+
+def kept_gauges(frontends: Iterable[FrontendAlive]) -> dict[str, float]:
+    """What all frontends keep for clients who resume their streams."""
+    told = list(frontends)
+    return {
+        "gilir_kept_streams": sum(alive.kept_streams for alive in told),
+        "gilir_kept_stream_bytes": sum(alive.kept_bytes for alive in told),
+    }
 
 
 def _gauges(scheduler: Scheduler, membership: Membership) -> dict[str, float]:

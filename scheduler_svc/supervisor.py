@@ -86,6 +86,7 @@ class Supervisor:
         settings = self._settings
         limits = [
             *("--grace-s", str(settings.grace_s)),
+            *("--resume-hold-s", str(settings.resume_hold_s), "--resume-buffer-mb", str(settings.resume_buffer_mb)),
             *("--max-body-mb", str(settings.max_body_mb), "--max-bodies-mb", str(settings.max_bodies_mb)),
             *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
             *("--batch-max-tenant-mb", str(settings.batch_max_tenant_mb)),

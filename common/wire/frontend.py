@@ -192,6 +192,10 @@ class FrontendAlive(Message):
 
     num_streams: Annotated[int, COUNT]
     """Those that are open there."""
+    kept_streams: Annotated[int, COUNT] = 0
+    """Answers that are kept there for clients who resume them."""
+    kept_bytes: Annotated[int, U64] = 0
+    """What these take."""
 
 
 @message(kind=30)

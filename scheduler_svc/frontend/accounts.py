@@ -32,15 +32,20 @@ async def tell_request(request: Request, request_id: str) -> Response:
     frontend = frontend_of(request)
     if not frontend.live:
         raise unavailable("the scheduler does not answer", "no_scheduler")
-    for name in _names(request_id):
+    for name in names_of(request_id):
         account = await frontend.link.inquiries.ask(name, key_of(request).tenant)
         if account.sequences:
             return Response(orjson.dumps(describe(request_id, account)), media_type="application/json")
+    raise not_found(request_id, "is waiting or running", "request_not_found")
+
+
+def not_found(request_id: str, missing: str, code: str) -> ApiError:
+    """404: no request of this id is what is `missing`."""
     shown = request_id if len(request_id) <= 100 else request_id[:100] + "…"
-    raise ApiError(404, f"No request {shown!r} is waiting or running.", code="request_not_found")
+    return ApiError(404, f"No request {shown!r} {missing}.", code=code)
 
 
-def _names(request_id: str) -> list[str]:
+def names_of(request_id: str) -> list[str]:
     """What the core may know a request as: an answer's `id` has a prefix, a header `X-Request-Id` none."""
     names = [request_id.removeprefix(prefix) for prefix in PREFIXES if request_id.startswith(prefix)]
     return [name for name in (*names, request_id) if REQUEST_ID.fullmatch(name)]

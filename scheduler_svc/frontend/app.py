@@ -20,6 +20,7 @@ from scheduler_svc.frontend.dashboard import routes as dashboard
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.openapi import route as openapi
 from scheduler_svc.frontend.responses import routes as responses
+from scheduler_svc.frontend.resuming import routes as resuming
 from scheduler_svc.frontend.serving import REQUEST_ID
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.frontend.tracing.provider import open_provider
@@ -43,12 +44,14 @@ def create_app(settings: FrontendSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         frontend.open()
+        await frontend.peers.open()
         batches: StoreThread | None = open_thread(settings.batch_dir, settings.batch_database)
         app.state.batches = batches
         try:
             await frontend.settle()
             yield
         finally:
+            frontend.peers.close()
             frontend.close()
             if batches is not None:
                 batches.close()
@@ -70,6 +73,7 @@ def create_app(settings: FrontendSettings) -> FastAPI:
         chat,
         responses,
         tokenization,
+        resuming,
         accounts,
         files,
         routes,

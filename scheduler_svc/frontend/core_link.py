@@ -63,6 +63,8 @@ class CoreLink:
         self._last_heard = 0.0
         self.generations: set[Generation] = set()
         self.stats: Stats | None = None
+        self.kept: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """How many streams are kept for those who resume them, and their bytes."""
         self.inquiries = Inquiries(self._send)
         self.watches = Watches(self._send)
 
@@ -102,7 +104,7 @@ class CoreLink:
             log.error("the core is lost", silent_s=round(silence, 1))
             self._greeted = False
             self.fail_all("the scheduler does not answer")
-        self._send(FrontendAlive(self.num_streams) if self._greeted else FrontendHello(self._name))
+        self._send(FrontendAlive(self.num_streams, *self.kept()) if self._greeted else FrontendHello(self._name))
 
     def fail_all(self, reason: str, code: str = "service_unavailable", *, submitted: bool = True) -> None:
         """End every open request with 503; unless `submitted`, only those that the core has not heard of."""

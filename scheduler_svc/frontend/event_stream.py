@@ -27,7 +27,6 @@ class EventStream(Response):
     def __init__(self, call: Call, writer: ChunkWriter, first: bytes, on_end: Callable[[], None]) -> None:
         super().__init__()
         self._call, self._writer, self._first, self._on_end = call, writer, first, on_end
-        self._failed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._call.generation
@@ -41,23 +40,22 @@ class EventStream(Response):
                 generation.sending = False
                 if not more:
                     return
-                body = await self._next()
-                more = not (self._call.done or self._failed)
+                body, more = await next_events(self._call, self._writer)
         except ClientGone:
             return
         finally:
             self._on_end()
 
-    async def _next(self) -> bytes:
-        """The next chunks. Whatever goes wrong becomes the stream's last event."""
-        try:
-            return await self._call.chunks(self._writer)
-        except ClientGone:
-            raise
-        except ApiError as error:
-            self._writer.add_error(error)
-        except Exception:
-            log.exception("stream failed")
-            self._writer.add_error(internal())
-        self._failed = True
-        return self._writer.take()
+
+async def next_events(call: Call, writer: ChunkWriter) -> tuple[bytes, bool]:
+    """The next events, and whether more follow. Whatever goes wrong becomes the last. Raises `ClientGone`."""
+    try:
+        return await call.chunks(writer), not call.done
+    except ClientGone:
+        raise
+    except ApiError as error:
+        writer.add_error(error)
+    except Exception:
+        log.exception("stream failed")
+        writer.add_error(internal())
+    return writer.take(), False

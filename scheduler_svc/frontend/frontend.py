@@ -15,6 +15,8 @@ from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.dashboard.feed import Feed
 from scheduler_svc.frontend.key_ring import KeyRing
 from scheduler_svc.frontend.models import Models
+from scheduler_svc.frontend.resuming.keeper import Keeper
+from scheduler_svc.frontend.resuming.peers import Peers
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.frontend.text_threads import TextThreads
 from scheduler_svc.http.body_budget import BodyBudget
@@ -40,6 +42,9 @@ class Frontend:
         self.link = CoreLink(
             settings.core, settings.name, self._take_serving, settings.core_timeout_s, settings.core_lost_s
         )
+        self.keeper = Keeper(settings.resume_hold_s, settings.resume_buffer_mb << 20)
+        self.link.kept = lambda: (len(self.keeper), self.keeper.num_bytes)
+        self.peers = Peers(settings.core, settings.name, self.keeper)
         self.feed = Feed(self.link.watches.ask)
         self.leaving = False
         """This process has been told to end."""
@@ -63,6 +68,7 @@ class Frontend:
 
     def close(self) -> None:
         self._sweeper.cancel()
+        self.keeper.close()
         self.link.close()
         self.pool.shutdown()
         self.grammars.close()

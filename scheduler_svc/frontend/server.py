@@ -40,12 +40,14 @@ class FrontendServer(Server):
 
     async def _stop(self) -> None:
         """Refuse what the core has not heard of, wait for the rest, then let uvicorn close."""
-        clock, link = asyncio.get_running_loop().time, self._frontend.link
+        clock, link, peers = asyncio.get_running_loop().time, self._frontend.link, self._frontend.peers
         link.fail_all("the service is stopping", "shutting_down", submitted=False)
         end_at, idle_at = clock() + self._frontend.settings.grace_s, math.inf
-        while link.generations and clock() < min(end_at, idle_at + FLUSH_S) and self._num_signals == 1:
+        while (
+            (link.generations or peers.readings) and clock() < min(end_at, idle_at + FLUSH_S) and self._num_signals == 1
+        ):
             await asyncio.sleep(TURN_S)
-            if not link.num_streams:
+            if not (link.num_streams or peers.readings):
                 idle_at = min(idle_at, clock())
         link.fail_all("the service is stopping", "shutting_down")
         self.should_exit = True

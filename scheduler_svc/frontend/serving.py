@@ -16,6 +16,8 @@ from scheduler_svc.frontend.event_stream import EventStream
 from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.parameters import REQUEST_ID as REQUEST_ID_FIELD
 from scheduler_svc.frontend.parameters import Parameters
+from scheduler_svc.frontend.resuming.answer import answer_reading
+from scheduler_svc.frontend.resuming.kept_stream import Reading
 from scheduler_svc.frontend.scheduling import TimeLimit, header_time_limit, tenant_of
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation
@@ -26,6 +28,8 @@ from scheduler_svc.http.fields import Fields
 
 REQUEST_ID = re.compile(REQUEST_ID_FIELD.pattern or "")
 """What a request id may look like, as a header and in a body."""
+
+RESUMABLE_HEADER = "X-Gilir-Resumable"
 
 Prepare = Callable[[Frontend, Fields, Generation, str], Awaitable[Task]]
 
@@ -51,18 +55,24 @@ async def serve(request: Request, prepare: Prepare) -> Response:
 async def _serve(request: Request, prepare: Prepare, fields: Fields, held: HeldBody, limit: TimeLimit) -> Response:
     """As `serve`, from the fields on; they are dropped, and what is held for them, when there is a task."""
     frontend, key = frontend_of(request), key_of(request)
-    tenant = tenant_of(request, key)
+    tenant, resumable = tenant_of(request, key), frontend.keeper.is_on and wants_resuming(request)
     generation = frontend.link.generation(key)
     generation.tenant = tenant or ""
-    watch = ClientWatch(request.receive, generation.leave)
     call: Call | None = None
+    reading: Reading | None = None
     streaming = False
+
+    def leave() -> None:
+        generation.leave() if reading is None else reading.leave()
 
     def end() -> None:
         if call is not None:
             request.scope["gilir.log"] = call.summary()
-        generation.close()
+        if reading is None:
+            generation.close()
         watch.close()
+
+    watch = ClientWatch(request.receive, leave)
 
     try:
         async with limit.bound():
@@ -83,12 +93,24 @@ async def _serve(request: Request, prepare: Prepare, fields: Fields, held: HeldB
             writer = ChunkWriter(call.id, call.created, task.model.name, task.shape, with_usage, call.told_once)
         else:
             writer = task.form.writer(call)
+        if resumable:
+            streaming = True
+            reading = frontend.keeper.keep((tenant or "", task.request_id), call, writer)
+            return await answer_reading(reading, end)
         response = EventStream(call, writer, await call.chunks(writer), end)
         streaming = True
         return response
     finally:
         if not streaming:
             end()
+
+
+def wants_resuming(request: Request) -> bool:
+    """Whether a streamed answer shall outlive its connection. Raises `ApiError` 400."""
+    named = request.headers.get(RESUMABLE_HEADER, "false").lower()
+    if named not in ("true", "false"):
+        raise invalid(RESUMABLE_HEADER, f"{RESUMABLE_HEADER}: must be true or false")
+    return named == "true"
 
 
 def _request_id(request: Request, fields: Fields) -> str:

@@ -28,6 +28,10 @@ class FrontendSettings(ServiceSettings):
     api_key: SecretStr | None = Field(None, description="one API key that clients need")
     open_metrics: bool = Field(False, description="answer /metrics without an API key")
     allow_no_api_keys: bool = Field(False, description="without API keys, answer whoever asks")
+    resume_hold_s: float = Field(
+        30.0, ge=0, description="seconds that a resumable stream is kept without a reader; 0: there are none"
+    )
+    resume_buffer_mb: int = Field(256, ge=1, description="events of resumable streams that are kept, all together")
     max_streams_per_request: int = Field(
         512, ge=1, le=4096, description="most sequences (prompts times n) of a request"
     )
