@@ -37,7 +37,7 @@ class Keeper:
         self._streams: dict[KeptStream, Name] = {}
         self._by_name: dict[Name, KeptStream] = {}
         self._unread: dict[KeptStream, asyncio.TimerHandle] = {}
-        """In the order in which their readers left, or they ended."""
+        """Without a reader, in the order in which it left or they ended."""
         self._writers: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -75,6 +75,7 @@ class Keeper:
         self._streams[stream] = name
         self._by_name[name] = stream
         self.num_bytes += stream.size
+        self._turn(stream)
         if older is not None and not older.is_read:
             self._forget(older)
         return stream
