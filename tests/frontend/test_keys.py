@@ -24,6 +24,7 @@ ROUTES = [
     ("GET", "/v1/models"),
     ("GET", f"/v1/models/{BYTE_LEVEL}"),
     ("GET", "/v1/requests/abc"),
+    ("GET", "/v1/requests/abc/stream"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/tokenize"),

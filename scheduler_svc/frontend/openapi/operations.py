@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from scheduler_svc.frontend.batching import files, routes
-from scheduler_svc.frontend.openapi.schemas import STRING, Schema, choice, constant, record, ref, whole
+from scheduler_svc.frontend.openapi.schemas import COUNT, STRING, Schema, choice, constant, record, ref, whole
+from scheduler_svc.frontend.resuming.kept_stream import LAST_EVENT_ID
 from scheduler_svc.frontend.scheduling import MAX_TIMEOUT_S, TENANT_HEADER, TENANT_PATTERN, TIMEOUT_HEADER
+from scheduler_svc.frontend.serving import RESUMABLE_HEADER
 
 Operation = dict[str, Any]
 
@@ -17,6 +19,7 @@ ERRORS = {
     403: "No API keys are set, and it was not asked for by a program on this machine.",
     404: "There is no such thing, or none that this client may see.",
     408: "The body stopped coming.",
+    410: "It was there, and is kept no more.",
     413: "The body is larger than it may be, or with an upload a tenant's files together are.",
     429: "The queue is full, or a limit of the API key is reached.",
     500: "It failed on the executors, or in the service.",
@@ -26,6 +29,8 @@ ERRORS = {
 """What the statuses of errors mean. Their bodies are alike."""
 GENERATING = (400, 404, 408, 413, 429, 500, 503, 504)
 TOKENIZING = (400, 404, 408, 413, 500, 503)
+RESUMING = (400, 404, 410, 429, 500, 503, 504)
+"""Of a stream that is taken up again: its own, and where the answer is an error that one."""
 STORED = (400, 404, 500, 503)
 """Of the routes of files and batches; 404 also where batches are off."""
 
@@ -39,6 +44,7 @@ def parameters() -> dict[str, Any]:
     seconds: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S}
     tenant: Schema = {"type": "string", "pattern": whole(TENANT_PATTERN)}
     after: Schema = {"type": "string", "pattern": whole(f"(?:{files.ID_PATTERN})?")}
+    resumable: Schema = {"type": "boolean", "default": False}
     model_note = "The model's name, slashes and all."
     return {
         "RequestId": parameter(
@@ -46,6 +52,15 @@ def parameters() -> dict[str, Any]:
         ),
         "Tenant": parameter(TENANT_HEADER, "header", tenant, "Whose request it is; with a tenant's key that tenant."),
         "Timeout": parameter(TIMEOUT_HEADER, "header", seconds, "Seconds from arrival after which it ends with 504."),
+        "Resumable": parameter(
+            RESUMABLE_HEADER,
+            "header",
+            resumable,
+            "With stream=true: events have ids, from which on they can be resumed.",
+        ),
+        LAST_EVENT_ID: parameter(
+            LAST_EVENT_ID, "header", COUNT, "Id of the last event that is known; else from the first."
+        ),
         "After": parameter("after", "query", after, "Id of the last one of the page before."),
         "FileId": parameter("file_id", "path", STRING, "The file's id."),
         "BatchId": parameter("batch_id", "path", STRING, "The batch's id."),
@@ -90,21 +105,23 @@ def _operation(
     return {**described, "responses": responses}
 
 
-def _events(name: str) -> dict[str, Any]:
+def _events(*names: str) -> dict[str, Any]:
     """Server-sent events; the schema is that of each one, as is usual before OpenAPI 3.2 has a word for it."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [ref(name), ref("Error")]},
+        "contentSchema": {"anyOf": [*map(ref, names), ref("Error")]},
     }
     note = "An error can only be the last but one. The last event's data is `[DONE]`."
-    return {"schema": record({"data": {"anyOf": [constant("[DONE]"), data]}}, description=note)}
+    number: Schema = {"type": "integer", "minimum": 1, "description": "Of a resumable stream: its place in it."}
+    parts = {"data": {"anyOf": [constant("[DONE]"), data]}, "id": number}
+    return {"schema": record(parts, required=("data",), description=note)}
 
 
 def _generate(name: str, summary: str, body: str, answer: str) -> Operation:
     content = {**_json(ref(answer)), "text/event-stream": _events(f"{answer}Chunk")}
     good = _ok(content, "The whole answer, or with stream=true its events.")
-    uses = ("Tenant", "Timeout")
+    uses = ("Tenant", "Timeout", "Resumable")
     return _operation(name, "generate", summary, good, GENERATING, uses=uses, body=_json(ref(body)))
 
 
@@ -165,7 +182,20 @@ def _look_paths() -> dict[str, dict[str, Operation]]:
         "/v1/requests/{request_id}": get(
             "getRequest", "Where a live request stands, and why it waits.", "Request", (404, 500, 503), "AnswerId"
         ),
+        "/v1/requests/{request_id}/stream": {"get": _resume()},
     }
+
+
+def _resume() -> Operation:
+    events = {"text/event-stream": _events("CompletionChunk", "ChatCompletionChunk")}
+    query = parameter("last_event_id", "query", COUNT, "The same as the header, which goes before it.")
+    good, uses = (
+        _ok(events, "The events after that one, and those to come."),
+        ("Tenant", "AnswerId", LAST_EVENT_ID, query),
+    )
+    operation = _operation("resumeStream", "look", "Take up a resumable stream again.", good, RESUMING, uses=uses)
+    operation["responses"]["204"] = _ok({}, "That was the last event.")
+    return operation
 
 
 def _file_paths() -> dict[str, dict[str, Operation]]:

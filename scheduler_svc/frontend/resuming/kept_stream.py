@@ -66,8 +66,8 @@ class KeptStream:
         on_bytes: Callable[[KeptStream, int], None],
         on_turn: Callable[[KeptStream], None],
     ) -> None:
-        """`cancel`: ends the work for the answer, if it goes on. `on_bytes`: told how many came or went. `on_turn`: told that there is
-        a reader or none, or that the stream has ended.
+        """`cancel`: ends the work for the answer, if it goes on. `on_bytes`: told how many came or went. `on_turn`: told
+        that there is a reader or none, or that the stream has ended.
         """
         self.cancel, self._on_bytes, self._on_turn = cancel, on_bytes, on_turn
         self.started = time.monotonic()
