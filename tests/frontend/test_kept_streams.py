@@ -11,6 +11,9 @@ import pytest
 
 from scheduler_svc.frontend.resuming.keeper import Keeper
 from scheduler_svc.frontend.resuming.kept_stream import EVENT_BYTES, STREAM_BYTES, KeptStream
+from scheduler_svc.frontend.shapes import CompletionShape
+from scheduler_svc.frontend.sse import DONE, ChunkWriter
+from scheduler_svc.frontend.streams import Generation, Stream
 from scheduler_svc.http.errors import ApiError, ClientGone
 
 LONG = 1 << 30
@@ -82,6 +85,8 @@ def test_a_stream_is_kept_for_a_time_after_its_reader_and_after_its_end() -> Non
         kept.check()
         await until(lambda: len(kept.keeper) == 0)
         assert kept.keeper.num_bytes == 0
+        # Who has found it before, and asks after an event only now, does not wait for ever.
+        assert error_of(read, 0).status == 410
 
     run(test)
 
@@ -178,6 +183,88 @@ def test_a_newer_request_goes_before_an_older_one_of_its_name() -> None:
         assert await reading.read() == (numbered(1, 1), True)
         reading.leave()
         assert kept.cancelled == ["a", "b"] and kept.find("b") is newer[1]
+
+    run(test)
+
+
+class Said:
+    """A call that says what a test tells it, and is kept."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.generation, self.closed = Generation(lambda _numbers: None, lambda _generation: self._note()), 0
+        self._stream = Stream(self.generation, 1, 0, False, None)
+        self._items: list[bytes | Exception] = []
+        self.done = False
+        writer = ChunkWriter("id", 1, "m", CompletionShape(None), False)  # type: ignore[arg-type]
+        self.reading = kept.keeper.keep(("tenant", "a"), self, writer)  # type: ignore[arg-type]
+
+    def _note(self) -> None:
+        self.closed += 1
+
+    def say(self, *items: bytes | Exception) -> None:
+        self._items += items
+        self._stream.tell()
+
+    async def chunks(self, _writer: ChunkWriter) -> bytes:
+        while not self._items:
+            await self.generation.wait()
+        item = self._items.pop(0)
+        if isinstance(item, Exception):
+            raise item
+        self.done = item.endswith(DONE)
+        return item
+
+    def summary(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_call_is_written_to_its_end_though_nobody_reads() -> None:
+    async def test() -> None:
+        kept = Kept()
+        call = Said(kept)
+        call.reading.leave()
+        call.say(event(1), event(2) + event(3), DONE)
+        await until(lambda: call.closed > 0)
+        stream = kept.find("a")
+        assert stream is not None and not call.generation.gone
+        assert await stream.open(1).read() == (numbered(2, 3) + b"id: 4\n" + DONE, False)
+        assert not await stream.open(4).begin()
+
+    run(test)
+
+
+def test_a_call_that_nobody_comes_back_to_is_cancelled() -> None:
+    async def test() -> None:
+        kept = Kept(hold_s=0.02)
+        call = Said(kept)
+        call.say(event(1))
+        assert await call.reading.read() == (numbered(1, 1), True)
+        call.reading.leave()
+        await until(lambda: call.closed > 1)  # once when it is left, once when its writing ends
+        assert call.generation.gone and kept.find("a") is None and kept.keeper.num_bytes == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [ApiError(429, "full", code="queue_full"), ValueError("a mistake")])
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_call_that_goes_wrong_says_so_to_whoever_asks(error: Exception, begun: bool) -> None:
+    async def test() -> None:
+        kept = Kept()
+        call = Said(kept)
+        status = error.status if isinstance(error, ApiError) else 500
+        call.say(*([event(1)] if begun else []), error)
+        await until(lambda: call.closed > 0)
+        stream = kept.find("a")
+        assert stream is not None
+        if begun:
+            body, more = await stream.open(0).read()
+            assert body.startswith(numbered(1, 1) + b'id: 2\ndata: {"error"') and not more
+            assert body.endswith(b"id: 3\n" + DONE) and (b"queue_full" in body) == (status == 429)
+        else:
+            assert error_of(stream, 0).status == status
+            with pytest.raises(ApiError):
+                await call.reading.begin()
 
     run(test)
 

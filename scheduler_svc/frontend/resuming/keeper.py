@@ -143,7 +143,7 @@ class Keeper:
         if self._by_name.get(name) is stream:
             del self._by_name[name]
         self.num_bytes -= stream.size
-        stream.cancel()
+        stream.drop()
 
     def _make_room(self) -> None:
         """Streams without a reader go first; then what was sent of those that have most."""

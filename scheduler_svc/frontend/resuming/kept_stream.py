@@ -66,8 +66,8 @@ class KeptStream:
         on_bytes: Callable[[KeptStream, int], None],
         on_turn: Callable[[KeptStream], None],
     ) -> None:
-        """`cancel`: ends the work for the answer, if it goes on. `on_bytes`: told how many came or went. `on_turn`: told
-        that there is a reader or none, or that the stream has ended.
+        """`cancel`: ends the work for the answer, if it goes on. `on_bytes`: told how many came or went. `on_turn`:
+        told of a reader that comes or leaves, and of the end.
         """
         self.cancel, self._on_bytes, self._on_turn = cancel, on_bytes, on_turn
         self.started = time.monotonic()
@@ -112,6 +112,11 @@ class KeptStream:
         """The answer is an error, without events."""
         self.failure = error
         self.end()
+
+    def drop(self) -> None:
+        """It is kept no more, and is not found any more."""
+        self.failure, self.ended = not_kept("The stream is kept no more."), True
+        self.cancel()
 
     def give_up(self, error: ApiError) -> None:
         """Keep nothing more than this error. Work that goes on is cancelled, a connection that reads is broken."""
