@@ -74,9 +74,11 @@ def test_a_stream_is_kept_for_a_time_after_its_reader_and_after_its_end() -> Non
         kept = Kept(hold_s=0.02)
         read, left, ended = (kept.add(name) for name in ("read", "left", "ended"))
         readings = {stream: stream.open(0) for stream in (read, left, ended)}
-        ended.end()
         readings[ended].leave()
         readings[left].leave()
+        timer = kept.keeper._unread[ended]
+        ended.end()
+        assert timer.cancelled(), "its time begins anew"
         kept.check()
         await until(lambda: len(kept.keeper) == 1)
         assert kept.find("read") is read and sorted(kept.cancelled) == ["ended", "left"]
@@ -120,6 +122,7 @@ def test_what_was_sent_gives_way_first_and_is_told_to_be_gone() -> None:
         first = stream.first
         again = stream.open(first - 1)
         assert await again.read() == (numbered(first, 50, 100), True)
+        assert not stream.append(event(51, 100), limit), "what is being sent has not been sent"
         kept.check()
 
     run(test)
@@ -160,10 +163,13 @@ def test_the_sum_is_bounded_and_who_is_without_a_reader_goes_first() -> None:
             assert (await readings["busy"].read())[0].endswith(numbered(number, number, 500))
             kept.check()
             assert kept.keeper.num_bytes <= 20_000
-            seen += [kept.cancelled[:]] if kept.cancelled not in seen else []
+            if kept.cancelled not in seen:
+                seen.append(kept.cancelled[:])
+                for name in kept.cancelled[-1:]:
+                    assert error_of(streams[name], 0).status == 410 and kept.find(name) is streams[name]
         assert seen == [[], ["early"], ["early", "late"]]
         assert streams["busy"].first > 1 and streams["quiet"].first == 1
-        assert kept.find("early") is None or error_of(streams["early"], 0).status == 410
+        assert kept.find("early") is None
         streams["quiet"].append(event(2, 20_000), LONG)
         assert kept.cancelled[2:] == ["quiet"] and kept.keeper.num_bytes <= 20_000
         kept.check()
@@ -286,8 +292,10 @@ def test_random_walks_lose_no_event_and_keep_the_books() -> None:
                     body = b"".join(event(step, dice.randrange(200)) for _ in range(dice.randrange(1, 4)))
                     if not stream.append(body, limit):
                         stream.give_up(ApiError(410, "too long"))
-                case "open" if stream.last >= len(read) and len(read) + 1 >= stream.first:
-                    readings[stream] = stream.open(len(read))
+                case "open" if len(read) + 1 >= stream.first:
+                    after = max(len(read) - dice.randrange(4), stream.first - 1)  # some may not have arrived
+                    del read[after:]
+                    readings[stream] = stream.open(after)
                 case "read" if stream.is_read and (stream.last > len(read) or stream.ended):
                     body, more = await readings[stream].read()
                     numbers = [int(part[4:].split(b"\n")[0]) for part in body.split(b"\n\n")[:-1]]
