@@ -222,6 +222,21 @@ def test_broken_at_every_event_the_answer_is_whole(pair: Pair, kind: str) -> Non
         assert joined == resume(pair.urls[1 - number % 2], request_id, 0).rest()
 
 
+def test_a_response_is_resumed_as_any_other_stream(pair: Pair) -> None:
+    gate = threading.Semaphore(1)
+    script(pair, "chat", gate)
+    body = {"model": MODEL, "input": "Hello", "stream": True}
+    reader = Reader(pair.urls[0], "POST", "/v1/responses", body, **HEADERS, **{"X-Request-Id": "response"})
+    begun = break_after(reader, 3, gate.release)
+    gate.release(100)
+    rest = [resume(url, "resp_response", 3).rest() for url in pair.urls]
+    assert rest[0] == rest[1] and b"response.completed" in whole_events(rest[0])[-1]
+    joined = b"".join(begun) + rest[0]
+    check_numbers(joined)
+    numbers = [json.loads(event.split(b"data: ", 1)[1])["sequence_number"] for event in whole_events(joined)]
+    assert numbers == list(range(len(numbers)))
+
+
 def test_broken_anywhere_and_again_and_again(pair: Pair) -> None:
     """At random bytes, so that an event may have come in part."""
     dice, whole = random.Random(7), unbroken(pair, "completions")

@@ -29,6 +29,7 @@ ERRORS = {
 """What the statuses of errors mean. Their bodies are alike."""
 GENERATING = (400, 404, 408, 413, 429, 500, 503, 504)
 TOKENIZING = (400, 404, 408, 413, 500, 503)
+EVENT_ID: Schema = {"type": "integer", "minimum": 1, "description": "Of a resumable stream: the event's place in it."}
 RESUMING = (400, 404, 410, 429, 500, 503, 504)
 """Of a stream that is taken up again: its own, and where the answer is an error that one."""
 STORED = (400, 404, 500, 503)
@@ -113,8 +114,7 @@ def _events(*names: str) -> dict[str, Any]:
         "contentSchema": {"anyOf": [*map(ref, names), ref("Error")]},
     }
     note = "An error can only be the last but one. The last event's data is `[DONE]`."
-    number: Schema = {"type": "integer", "minimum": 1, "description": "Of a resumable stream: its place in it."}
-    parts = {"data": {"anyOf": [constant("[DONE]"), data]}, "id": number}
+    parts = {"data": {"anyOf": [constant("[DONE]"), data]}, "id": EVENT_ID}
     return {"schema": record(parts, required=("data",), description=note)}
 
 
@@ -127,10 +127,11 @@ def _generate(name: str, summary: str, body: str, answer: str) -> Operation:
 
 def _respond() -> Operation:
     event = {"type": "string", "contentMediaType": "application/json", "contentSchema": ref("ResponseEvent")}
-    events = record({"event": STRING, "data": event}, description="The event is named as the type in its data.")
+    note = "The event is named as the type in its data."
+    events = record({"event": STRING, "data": event, "id": EVENT_ID}, required=("event", "data"), description=note)
     content = {**_json(ref("Response")), "text/event-stream": {"schema": events}}
     good = _ok(content, "The whole response, or with stream=true its events.")
-    uses, body = ("Tenant", "Timeout"), _json(ref("CreateResponse"))
+    uses, body = ("Tenant", "Timeout", "Resumable"), _json(ref("CreateResponse"))
     return _operation("createResponse", "generate", "Answer a conversation.", good, GENERATING, uses=uses, body=body)
 
 
@@ -187,7 +188,7 @@ def _look_paths() -> dict[str, dict[str, Operation]]:
 
 
 def _resume() -> Operation:
-    events = {"text/event-stream": _events("CompletionChunk", "ChatCompletionChunk")}
+    events = {"text/event-stream": _events("CompletionChunk", "ChatCompletionChunk", "ResponseEvent")}
     query = parameter("last_event_id", "query", COUNT, "The same as the header, which goes before it.")
     good, uses = (
         _ok(events, "The events after that one, and those to come."),
