@@ -13,6 +13,8 @@ from pathlib import Path
 import structlog
 import zmq
 
+from common.command_parser import command_parser
+
 log = structlog.get_logger()
 
 
@@ -45,14 +47,24 @@ def warn_if_exposed(path: Path) -> None:
         log.warning("a secret key can be read by others: chmod 600", file=str(path))
 
 
+EXAMPLES = """
+  gilir curve scheduler --folder keys
+  gilir curve gpu-0 --folder keys
+"""
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    made = command_parser(prog, "Make a CURVE key pair.", EXAMPLES)
+    made.add_argument("name", help="whose keys they are: scheduler, or an executor's name")
+    made.add_argument("--folder", type=Path, default=Path(), help="where to put them (default: here)")
+    return made
+
+
 def main(arguments: list[str], prog: str) -> int:
     """Exit status 1, with one plain line, where a file is there already or cannot be written."""
-    parser = argparse.ArgumentParser(prog=prog, description="Make a CURVE key pair.")
-    parser.add_argument("name", help="whose keys they are: scheduler, or an executor's name")
-    parser.add_argument("--folder", type=Path, default=Path(), help="where to put them (default: here)")
-    options = parser.parse_args(arguments)
+    options = parser(prog).parse_args(arguments)
     if Path(options.name).name != options.name:
-        parser.error("the name is part of a file's name: no slashes")
+        parser(prog).error("the name is part of a file's name: no slashes")
     try:
         public_path, secret_path = create_key_pair(options.folder, options.name)
     except OSError as error:

@@ -70,10 +70,19 @@ class ServiceSettings(BaseSettings):
                     continue
                 # What does not hold between settings has no name, and its input is all of them.
                 given = f" (got {item['input']!r})" if name and not cls._is_secret(item["loc"][0]) else ""
-                print(f"error: --{name}: {text}{given}" if name else f"error: {text}", file=sys.stderr)
+                where = f"{cls._in_file(item['loc'][0], item['input'])}{name}: " if name else ""
+                print(f"error: {where}{text}{given}", file=sys.stderr)
         except (OSError, ValueError) as error:
             print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2)
+
+    @classmethod
+    def _in_file(cls, name: int | str, value: Any) -> str:
+        """What stands before the name of a setting: the file's table where the value comes from there, else dashes."""
+        path = os.environ.get(CONFIG_VARIABLE)
+        table = _Table(cls, path, cls.table).toml_data if path else {}
+        is_from_file = name in table and table[str(name)] == value
+        return f"{path}: [{cls.table}] " if is_from_file else "--"
 
     @classmethod
     def _is_secret(cls, name: int | str) -> bool:
@@ -82,8 +91,8 @@ class ServiceSettings(BaseSettings):
         return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
 
 
-TABLES = ("scheduler", "frontend", "executor", "admin", "fake")
-"""Those that a TOML file may have, one for each kind of service."""
+TABLES = ("scheduler", "frontend", "executor", "admin", "up", "fake")
+"""Those that a TOML file may have, one for each kind of service, and that of `gilir up`."""
 
 
 class _Table(TomlConfigSettingsSource):
@@ -102,7 +111,7 @@ class _Table(TomlConfigSettingsSource):
             raise ValueError(f"{file_path}: {error}") from error
         unknown = next((name for name in tables if name not in (self._table, *TABLES)), None)
         if unknown is not None:
-            raise ValueError(f"{file_path}: there is no table [{unknown}], only {', '.join(TABLES[:4])}")
+            raise ValueError(f"{file_path}: there is no table [{unknown}], only {', '.join(TABLES[:5])}")
         table = tables.get(self._table, {})
         if not isinstance(table, dict):
             raise ValueError(f"{file_path}: {self._table} must be a table")

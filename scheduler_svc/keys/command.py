@@ -11,15 +11,22 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from common.command_parser import command_parser
 from scheduler_svc.keys.api_key import ApiKey, fingerprint_of, new_secret
 from scheduler_svc.keys.key_file import KeyFileError, add_key, read_keys, remove_key
 
 FILE_VARIABLE = "GILIR_API_KEYS"
 
 
+EXAMPLES = """
+  gilir keys create --file keys.jsonl --tenant research --max-concurrent 8
+  gilir keys list --file keys.jsonl
+"""
+
+
 def main(arguments: list[str], prog: str) -> int:
     """Run the command. Exit status 1, with one plain line, for what cannot be done."""
-    options = _parser(prog).parse_args(arguments)
+    options = parser(prog).parse_args(arguments)
     try:
         match options.action:
             case "create":
@@ -42,9 +49,9 @@ def main(arguments: list[str], prog: str) -> int:
     return 0
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description="Make, list and revoke API keys.")
-    actions = parser.add_subparsers(dest="action", required=True)
+def parser(prog: str) -> argparse.ArgumentParser:
+    made = command_parser(prog, "Make, list and revoke API keys.", EXAMPLES)
+    actions = made.add_subparsers(dest="action", required=True)
     create = actions.add_parser("create", help="make a key, and print it once")
     show = actions.add_parser("list", help="tell the keys' ids, tenants and limits")
     revoke = actions.add_parser("revoke", help="take a key out; running services follow within a second")
@@ -62,7 +69,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     create.add_argument("--model", action="append", default=[], help="a model it may use, once each; none: all")
     revoke.add_argument("id", help="the key's id")
-    return parser
+    return made
 
 
 def _create(options: argparse.Namespace) -> None:

@@ -6,21 +6,30 @@ import argparse
 import sys
 from pathlib import Path
 
+from common.command_parser import command_parser
 from scheduler_svc.plan_log.differences import Difference
 from scheduler_svc.plan_log.explain import Explainer
 from scheduler_svc.plan_log.format import FormatError
 from scheduler_svc.plan_log.player import Player
 
 
+EXAMPLES = """
+  gilir replay plans                                    every plan again, byte for byte
+  gilir replay plans --explain chatcmpl-1               why this request waited, iteration by iteration
+"""
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    made = command_parser(prog, "Run the core over a plan log again and compare every plan.", EXAMPLES)
+    made.add_argument("log", type=Path, help="folder of the plan log, or one of its files")
+    made.add_argument("--until", type=int, metavar="ITERATION", help="stop after the first plan of this number")
+    made.add_argument("--explain", metavar="REQUEST_ID", help="tell why this request waited, iteration by iteration")
+    return made
+
+
 def main(arguments: list[str], prog: str) -> int:
     """Exit status 0: identical; 1: a plan differs, or there is no such request; 2: the log cannot be read."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description="Run the core over a plan log again and compare every plan."
-    )
-    parser.add_argument("log", type=Path, help="folder of the plan log, or one of its files")
-    parser.add_argument("--until", type=int, metavar="ITERATION", help="stop after the first plan of this number")
-    parser.add_argument("--explain", metavar="REQUEST_ID", help="tell why this request waited, iteration by iteration")
-    options = parser.parse_args(arguments)
+    options = parser(prog).parse_args(arguments)
     explainer = Explainer(options.explain) if options.explain is not None else None
     player = None
     try:

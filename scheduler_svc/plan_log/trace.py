@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from common.command_parser import command_parser
 from scheduler_svc.plan_log.differences import Difference
 from scheduler_svc.plan_log.format import FormatError
 from scheduler_svc.plan_log.player import Player
@@ -18,12 +19,21 @@ from scheduler_svc.plan_log.trace_file import TraceFile
 from scheduler_svc.plan_log.trace_lanes import LaneTracer
 
 
+EXAMPLES = """
+  gilir trace plans --output trace.json
+"""
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    made = command_parser(prog, "Turn a plan log into a trace for ui.perfetto.dev.", EXAMPLES)
+    made.add_argument("log", type=Path, help="folder of the plan log, or one of its files")
+    made.add_argument("--output", type=Path, default=Path("trace.json"), help="file to write (trace.json)")
+    return made
+
+
 def main(arguments: list[str], prog: str) -> int:
     """Exit status 0; 1 where the core decides otherwise than the log says; 2 for files that cannot be used."""
-    parser = argparse.ArgumentParser(prog=prog, description="Turn a plan log into a trace for ui.perfetto.dev.")
-    parser.add_argument("log", type=Path, help="folder of the plan log, or one of its files")
-    parser.add_argument("--output", type=Path, default=Path("trace.json"), help="file to write (trace.json)")
-    options = parser.parse_args(arguments)
+    options = parser(prog).parse_args(arguments)
     try:
         player = Player(options.log)
         with options.output.open("w") as file:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from common.command_parser import command_parser
 from scheduler_svc.simulator.cost_model import CostModel
 from scheduler_svc.simulator.fitting import Fit, FitError, fit
 from scheduler_svc.simulator.iteration import FEATURES
@@ -18,14 +19,24 @@ POOR_TEXT = """warning: the fit is poor. Record minutes of a load like yours, wi
 and with long prompts, on a machine that does nothing else; --skip leaves out the first iterations"""
 
 
+EXAMPLES = """
+  gilir calibrate plans --output mine.json
+  gilir simulate --cost mine.json --requests 500 --rate 4 --prompt-lengths fixed:300 --output-lengths fixed:100
+"""
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    made = command_parser(prog, DESCRIPTION, EXAMPLES)
+    made.add_argument("log", type=Path, help="a plan log")
+    made.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the cost model is written")
+    made.add_argument("--name", help="of the cost model (the file's)")
+    made.add_argument("--skip", type=int, default=0, metavar="N", help="leave out the first N iterations: warming up")
+    return made
+
+
 def main(arguments: list[str], prog: str) -> int:
     """Run the command. Exit status 2 when the log cannot be used."""
-    parser = argparse.ArgumentParser(prog=prog, description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("log", type=Path, help="a plan log")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the cost model is written")
-    parser.add_argument("--name", help="of the cost model (the file's)")
-    parser.add_argument("--skip", type=int, default=0, metavar="N", help="leave out the first N iterations: warming up")
-    options = parser.parse_args(arguments)
+    options = parser(prog).parse_args(arguments)
     try:
         samples = list(logged(options.log))
         found = fit([sample(one) for one in samples[max(options.skip, 0) :]])

@@ -9,10 +9,10 @@ import time
 from enum import StrEnum
 from pathlib import Path
 
+from common.command_parser import command_parser
 from scheduler_svc.core.config import Preemption
 from scheduler_svc.simulator import cost_model
 from scheduler_svc.simulator.cost_model import CostModelError
-from scheduler_svc.simulator.distributions import ARRIVALS
 from scheduler_svc.simulator.recording import Recording
 from scheduler_svc.simulator.report import write_report
 from scheduler_svc.simulator.rows import (
@@ -27,22 +27,27 @@ from scheduler_svc.simulator.rows import (
 )
 from scheduler_svc.simulator.simulation import Simulation, SimulationError
 from scheduler_svc.simulator.summary import Summary, as_object, as_text, summarise, table
-from scheduler_svc.simulator.traces import LAYOUTS, TraceError
-from scheduler_svc.simulator.workload import MAX_REQUESTS, Workload, WorkloadError, WorkloadSettings, build
+from scheduler_svc.simulator.traces import TraceError
+from scheduler_svc.simulator.workload import Workload, WorkloadError, WorkloadSettings, build
+from scheduler_svc.simulator.workload_flags import add_load, add_tenants, workload_settings
 
 DESCRIPTION = """Runs the scheduler's core against virtual executors, whose iterations take as long as a cost model
 says, and compares settings. Without --trace, give --requests, --prompt-lengths and --output-lengths. Lengths (and
 deadlines) are fixed:N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA."""
 
+EXAMPLES = """
+  gilir simulate --requests 500 --rate 4 --prompt-lengths lognormal:300:1 --output-lengths lognormal:100:1
+  gilir simulate --trace TRACE.csv --rate 1.2 --compare fair:discipline=fair --report report.html
+"""
 COMPARE_HELP = """one more run, like the base but for these settings, for example
 contiguous:kv=contiguous,preemption=none (repeat for more)"""
 
 
 def main(arguments: list[str], prog: str) -> int:
     """Run the command. Exit status 2 when the arguments or a file cannot be used, 1 when a simulation fails."""
-    options = _parser(prog).parse_args(arguments)
+    options = parser(prog).parse_args(arguments)
     try:
-        workload = build(_workload_settings(options))
+        workload = build(workload_settings(options))
         rows = _rows(options, len(workload))
     except (WorkloadError, TraceError, CostModelError, SettingError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
@@ -137,27 +142,25 @@ def _describe(options: argparse.Namespace, workload: Workload) -> dict[str, str]
     return told
 
 
-def _workload_settings(options: argparse.Namespace) -> WorkloadSettings:
-    return WorkloadSettings(**{name: getattr(options, name) for name in WorkloadSettings.__slots__})
-
-
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description=DESCRIPTION, allow_abbrev=False)
+def parser(prog: str) -> argparse.ArgumentParser:
+    made = command_parser(prog, DESCRIPTION, EXAMPLES)
     known = ", ".join(cost_model.presets())
-    parser.add_argument("--cost", default="yi-34b-2xa100", help=f"cost model: a file or one of {known} (%(default)s)")
-    parser.add_argument("--compare", action="append", default=[], metavar="NAME:field=value,…", help=COMPARE_HELP)
-    parser.add_argument("--name", default="base", help="name of the first run (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a run instead of the table")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write an HTML report with plots")
-    _add_workload(parser.add_argument_group("workload"))
-    executor = parser.add_argument_group("virtual executors")
+    made.add_argument("--cost", default="yi-34b-2xa100", help=f"cost model: a file or one of {known} (%(default)s)")
+    made.add_argument("--compare", action="append", default=[], metavar="NAME:field=value,…", help=COMPARE_HELP)
+    made.add_argument("--name", default="base", help="name of the first run (%(default)s)")
+    made.add_argument("--json", action="store_true", help="print one JSON object a run instead of the table")
+    made.add_argument("--report", type=Path, metavar="FILE", help="write an HTML report with plots")
+    workload = made.add_argument_group("workload")
+    add_load(workload)
+    add_tenants(workload)
+    executor = made.add_argument_group("virtual executors")
     for name, one in SETUP_FIELDS.items():
         executor.add_argument(
             _flag(name), dest=f"set_{name}", metavar="N", help=f"default {one.default}, or the cost model's"
         )
     for name, text in (("overhead_ms", "added to every iteration"), ("request_ms", "added to every request's latency")):
         executor.add_argument(_flag(name), dest=f"set_{name}", metavar="MS", help=f"{text} (the cost model's)")
-    scheduler = parser.add_argument_group("scheduler", "the service's settings, with the service's defaults")
+    scheduler = made.add_argument_group("scheduler", "the service's settings, with the service's defaults")
     for name, one in CONFIG_FIELDS.items():
         shown = {"max_waiting": "as many as there are requests", "tenant_weights": "JSON; 1 each"}.get(name)
         if shown is None:
@@ -170,45 +173,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             )
         else:
             scheduler.add_argument(_flag(name), dest=f"set_{name}", metavar="VALUE", help=shown)
-    return parser
+    return made
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _add_workload(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--trace", type=Path, metavar="FILE", help="requests to replay: Azure, Mooncake, ShareGPT lengths"
-    )
-    group.add_argument(
-        "--format", dest="layout", choices=["auto", *LAYOUTS], default="auto", help="of the trace (%(default)s)"
-    )
-    group.add_argument(
-        "--requests", type=int, metavar="N", help=f"the first N of the trace, or how many (at most {MAX_REQUESTS})"
-    )
-    group.add_argument("--rate", type=float, metavar="R", help="requests a second on average; stretches a trace")
-    group.add_argument(
-        "--arrivals", choices=ARRIVALS, help="the trace's; else poisson with a rate, all-at-once without"
-    )
-    group.add_argument(
-        "--cv", type=float, default=1.0, help="for gamma: coefficient of variation of the gaps (%(default)s)"
-    )
-    group.add_argument(
-        "--burst-size", type=int, default=16, metavar="N", help="for bursts: requests at a time (%(default)s)"
-    )
-    group.add_argument("--concurrency", type=int, metavar="N", help="for closed: requests that are out at any time")
-    group.add_argument("--prompt-lengths", metavar="LENGTHS", help="instead of the trace's")
-    group.add_argument("--output-lengths", metavar="LENGTHS", help="instead of the trace's")
-    group.add_argument("--max-tokens", metavar="LENGTHS", help="what requests allow; else what they are answered with")
-    group.add_argument("--tenants", type=int, default=1, metavar="K", help="tenants t0, t1, … (%(default)s)")
-    group.add_argument(
-        "--tenant-skew", type=float, default=0.0, metavar="S", help="tenant k asks like 1/(k+1)^S (%(default)s)"
-    )
-    group.add_argument(
-        "--priorities", default="0:1", metavar="CLASS:SHARE,…", help="mix of priority classes (%(default)s)"
-    )
-    group.add_argument(
-        "--deadlines-ms", metavar="MS", help="each request's deadline, as a distribution; none by default"
-    )
-    group.add_argument("--seed", type=int, default=0, help="of whatever is random (%(default)s)")

@@ -1,0 +1,103 @@
+"""One service that is kept running."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import IO
+
+from common.processes import end_with_parent
+
+TAIL = 15
+"""Lines of its log that are kept, to be shown when it fails."""
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+"""Before it is started again; the first time is at once, and then the delay doubles."""
+STABLE_S = 60.0
+"""Having lived so long, it starts at once when it dies."""
+
+
+class Child:
+    """`start` it; `check` now and then. Each line that it writes goes to `write`."""
+
+    def __init__(self, name: str, arguments: list[str], write: Callable[[str, str], None]) -> None:
+        """`arguments`: behind `python`. `write` is called with the name and a line, from a thread."""
+        self.name = name
+        self._arguments, self._write = arguments, write
+        self.tail: deque[str] = deque(maxlen=TAIL)
+        self.process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._started_at = self._due_at = 0.0
+        self._failures = 0
+
+    def start(self, now: float) -> None:
+        """Call it in the main thread: the kernel ends the child with the thread that started it."""
+        self._started_at = now
+        # A session of its own: Ctrl-C reaches us alone, and what is left is ended in order.
+        self.process = subprocess.Popen(
+            [sys.executable, *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+        assert self.process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
+                text = line.decode(errors="replace").rstrip("\n")
+                self.tail.append(text)
+                self._write(self.name, text)
+
+    def check(self, now: float) -> str:
+        """Start it again where that is due. Returns a line to tell; empty where there is nothing."""
+        if self.process is None:
+            if now < self._due_at:
+                return ""
+            self.start(now)
+            return f"{self.name}: started again"
+        status = self.process.poll()
+        if status is None:
+            return ""
+        self.process = None
+        self._failures = 1 if now - self._started_at > STABLE_S else self._failures + 1
+        delay = 0.0 if self._failures == 1 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (self._failures - 2))
+        self._due_at = now + delay
+        when = f"in {delay:g} s" if delay else "at once"
+        return f"{self.name}: ended with {ending(status)}, is started again {when}"
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Does nothing where it has ended."""
+        if self.process is not None:
+            self.process.send_signal(number)
+
+    def last_words(self) -> list[str]:
+        """What it said at its end: its lines of errors alone, where it said any.
+
+        The thread that reads them is waited for; not long, as a process of its own may still hold the pipe.
+        """
+        if self._reader is not None:
+            self._reader.join(1.0)
+        errors = [line for line in self.tail if line.startswith("error: ")]
+        return errors or list(self.tail)
+
+
+def ending(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

@@ -1,0 +1,102 @@
+"""`gilir up`: runs what one TOML file says, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from common.command_parser import command_parser
+from scheduler_svc.cli.parsing import positive
+from scheduler_svc.cli.up.child import Child
+from scheduler_svc.cli.up.config import Mistakes, Overrides, UpConfig, load
+from scheduler_svc.cli.up.console import Console
+from scheduler_svc.cli.up.fleet import Failed, Fleet
+from scheduler_svc.supervisor import PortTaken, listen
+
+DESCRIPTION = """Runs a scheduler and executors as processes of this machine, and starts again what dies. Ctrl-C or
+SIGTERM ends them in order; a second one does not wait for what still runs. The file has the tables [scheduler],
+[frontend], [executor], [admin] of the services, and [up]: executors = N, logs = "FOLDER", and for executors that
+differ a table [[up.executor]] each, with settings of its own. Flags here go before the file."""
+EXAMPLES = """
+  gilir up                                                   the embedded model, on port 8000
+  gilir up --model /models/Qwen3-0.6B --port 9000
+  gilir up --config gilir.toml --logs /var/log/gilir
+  gilir up --executors 2 --set executor.threads=1 --set scheduler.discipline=fair --admin-port 8001
+"""
+HINTS = """try:   gilir chat --url {url}
+       curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+         -d '{{"messages": [{{"role": "user", "content": "Tell me a story."}}], "max_tokens": 100}}'
+watch: {url}/dashboard"""
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    made = command_parser(prog, DESCRIPTION, EXAMPLES)
+    made.add_argument("--config", type=Path, metavar="FILE", help="the TOML file (default: $GILIR_CONFIG, if set)")
+    made.add_argument("--model", help="model folder, GGUF file or hub id, for all executors; else the embedded model")
+    made.add_argument("--host", help="address of the API (127.0.0.1)")
+    made.add_argument("--port", type=int, help="port of the API (8000); 0 takes a free one")
+    made.add_argument("--admin-port", type=int, metavar="PORT", help="of the admin API, for `gilir executors`")
+    made.add_argument("--executors", type=positive, metavar="N", help="how many (1, or what the file says)")
+    made.add_argument("--frontends", type=positive, metavar="N", help="processes that answer HTTP (1)")
+    made.add_argument("--logs", type=Path, metavar="FOLDER", help="logs go there, a file a process, not to the console")
+    made.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.SETTING=VALUE",
+        help="any setting of the scheduler or of all executors (repeat for more)",
+    )
+    return made
+
+
+def main(arguments: list[str], prog: str) -> int:
+    """Exit status 0 after a signal, 1 where a service fails, 2 for a configuration with mistakes."""
+    options = parser(prog).parse_args(arguments)
+    folder = Path(tempfile.mkdtemp(prefix="gilir-"))
+    try:
+        given = vars(options)
+        return run(load(Overrides(sets=tuple(given.pop("set")), **given), folder))
+    except Mistakes as mistakes:
+        for line in mistakes.args:
+            print(f"error: {line}", file=sys.stderr)
+        return 2
+    except (PortTaken, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(config: UpConfig) -> int:
+    """Until a signal. Raises `PortTaken`, OSError."""
+    host, port = config.settings.host, config.settings.port
+    # Bound here for a moment: a taken port is told at once, and a free one stays the same when the scheduler is
+    # started again.
+    with listen(host, port) as listener:
+        port = listener.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{shown}:{port}"
+    console = Console(["scheduler", *config.executors], config.logs)
+    flags = [*config.scheduler_flags, "--port", str(port)]
+    scheduler = Child("scheduler", ["-m", "scheduler_svc", *flags], console.write)
+    executors = [
+        Child(name, ["-m", "executor_svc", *own], console.write) for name, own in config.executors.items()
+    ]
+    fleet = Fleet(scheduler, executors, console, url, config.settings.grace_s)
+    try:
+        fleet.start()
+        if fleet.wait_ready():
+            console.tell(f"ready: {url}\n{HINTS.format(url=url)}")
+            if config.logs is not None:
+                console.tell(f"logs:  {config.logs}")
+            fleet.watch()
+    except Failed as failure:
+        for line in failure.args:
+            console.error(line)
+        return failure.status
+    finally:
+        fleet.stop()
+    return 0

@@ -1,0 +1,195 @@
+"""What `gilir up` is to run: one TOML file, with the command line over it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from common.settings import CONFIG_VARIABLE
+from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.settings import SchedulerSettings
+
+TABLE = "up"
+FIELDS = ("executors", "logs", "executor")
+MAX_EXECUTORS = 64
+CHECK_EXECUTOR = """import sys
+from executor_svc.settings import ExecutorSettings
+ExecutorSettings.from_command_line(sys.argv[1:], prog="gilir up")"""
+"""In a process of its own: nothing of the executors is imported here."""
+
+
+class Mistakes(Exception):
+    """What is wrong with a configuration; its arguments are plain lines, one for each mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """scheduler_flags, executors: for the command lines of the processes, the latter by name."""
+
+    settings: SchedulerSettings
+    scheduler_flags: tuple[str, ...]
+    executors: dict[str, tuple[str, ...]]
+    logs: Path | None
+    """Folder of the logs; None: they go to the console."""
+
+
+@dataclass(slots=True)
+class Overrides:
+    """What the command line says; None where it says nothing."""
+
+    config: Path | None = None
+    host: str | None = None
+    port: int | None = None
+    admin_port: int | None = None
+    frontends: int | None = None
+    executors: int | None = None
+    model: str | None = None
+    logs: Path | None = None
+    sets: tuple[str, ...] = ()
+    """`TABLE.SETTING=VALUE`."""
+
+
+def load(given: Overrides, folder: Path) -> UpConfig:
+    """Read and check everything. `folder`: where the services meet, unless they are told another place.
+
+    The path of the file goes into the environment, where the services find it. Raises `Mistakes`; where the settings
+    of a service are wrong, the lines have been written to stderr already, and `Mistakes` has none.
+    """
+    if given.config is not None:
+        os.environ[CONFIG_VARIABLE] = str(given.config.absolute())
+    path = os.environ.get(CONFIG_VARIABLE)
+    tables = _read(Path(path)) if path else {}
+    own = _own_table(tables.get(TABLE, {}), path or "")
+    sets = _sets(given.sets)
+    for name, value in (("host", given.host), ("port", given.port), ("admin-port", given.admin_port)):
+        if value is not None:
+            sets["scheduler"] += [f"--{name}", str(value)]
+    if given.frontends is not None:
+        sets["scheduler"] += ["--frontends", str(given.frontends)]
+    if given.model is not None:
+        sets["executor"] += ["--model", given.model]
+    executors = _executors(own, given.executors, path or "")
+    is_named = "executor_bind" in _underscored(tables.get("scheduler", {})) or "GILIR_EXECUTOR_BIND" in os.environ
+    if not is_named and "--executor-bind" not in sets["scheduler"]:
+        sets["scheduler"] += ["--executor-bind", f"ipc://{folder}/executors.sock"]
+    settings = _check_settings(sets)
+    bind = "ipc://none" if settings is None else settings.executor_bind
+    if "scheduler" not in _underscored(tables.get("executor", {})) and "GILIR_SCHEDULER" not in os.environ:
+        sets["executor"] = ["--scheduler", dialled(bind), *sets["executor"]]
+    flags = {name: (*own_flags, *sets["executor"], "--name", name) for name, own_flags in executors.items()}
+    wrong = _check_executors(flags) if path or given.sets or any(executors.values()) else []
+    if settings is None or wrong:
+        raise Mistakes(*wrong)
+    logs = given.logs if given.logs is not None else own.get("logs")
+    return UpConfig(settings, tuple(sets["scheduler"]), flags, None if logs is None else Path(logs))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise Mistakes(f"{path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Mistakes(f"{path}: {error}") from None
+
+
+def _own_table(table: Any, path: str) -> dict[str, Any]:
+    """The table `[up]`. Raises `Mistakes` for fields that there are not, and values of a wrong kind."""
+    where = f"{path}: [{TABLE}]"
+    if not isinstance(table, dict):
+        raise Mistakes(f"{path}: {TABLE} must be a table")
+    wrong = [f"{where} {name}: there is no such setting" for name in table if name not in FIELDS]
+    count, logs, listed = table.get("executors", 1), table.get("logs"), table.get("executor", [])
+    if type(count) is not int or not 0 <= count <= MAX_EXECUTORS:
+        wrong.append(f"{where} executors: must be a number from 0 to {MAX_EXECUTORS} (got {count!r})")
+    if logs is not None and not isinstance(logs, str):
+        wrong.append(f"{where} logs: must be a folder (got {logs!r})")
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        wrong.append(f"{where} executor: must be tables, each below a line [[{TABLE}.executor]]")
+    elif "executors" in table and listed and count != len(listed):
+        wrong.append(f"{where} executors: is {count}, but there are {len(listed)} tables [[{TABLE}.executor]]")
+    if wrong:
+        raise Mistakes(*wrong)
+    return table
+
+
+def _executors(own: dict[str, Any], count: int | None, path: str) -> dict[str, list[str]]:
+    """The names of the executors, each with the flags of its own table."""
+    listed = own.get("executor", [])
+    number = count if count is not None else len(listed) or own.get("executors", 1)
+    named: dict[str, list[str]] = {}
+    for i in range(number):
+        fields = _underscored(listed[i]) if i < len(listed) else {}
+        name = str(fields.pop("name", f"executor-{i}"))
+        if name in named:
+            raise Mistakes(f"{path}: [[{TABLE}.executor]] name: there are two of {name!r}")
+        named[name] = [part for field, value in fields.items() for part in _flag(field, value)]
+    return named
+
+
+def _flag(field: str, value: Any) -> list[str]:
+    flag = field.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", str(value)]
+
+
+def _underscored(table: Any) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in table.items()} if isinstance(table, dict) else {}
+
+
+def _sets(texts: tuple[str, ...]) -> dict[str, list[str]]:
+    """Flags by service, from `TABLE.SETTING=VALUE`."""
+    flags: dict[str, list[str]] = {"scheduler": [], "executor": []}
+    for text in texts:
+        place, equals, value = text.partition("=")
+        table, dot, name = place.partition(".")
+        if not (equals and dot and name) or table not in flags:
+            raise Mistakes(f"--set {text}: must be scheduler.SETTING=VALUE or executor.SETTING=VALUE")
+        flag = name.replace("_", "-")
+        # The form that switches take, too.
+        flags[table] += {"true": [f"--{flag}"], "false": [f"--no-{flag}"]}.get(value.lower(), [f"--{flag}", value])
+    return flags
+
+
+def _check_settings(sets: dict[str, list[str]]) -> SchedulerSettings | None:
+    """The settings of the scheduler and of what it starts. None where they are wrong, which stderr tells then."""
+    found = None
+    with contextlib.suppress(SystemExit):
+        found = SchedulerSettings.from_command_line(sets["scheduler"], prog="gilir up")
+    try:
+        # It inherits a socket: who may listen is judged with the scheduler's settings.
+        FrontendSettings.from_command_line(["--core", "ipc://core", "--fd", "0"], prog="gilir up")
+    except SystemExit:
+        return None
+    return found
+
+
+def _check_executors(flags: dict[str, tuple[str, ...]]) -> list[str]:
+    """What is wrong with the settings of executors, each mistake once."""
+    told: dict[str, None] = {}
+    for own in flags.values():
+        command = [sys.executable, "-c", CHECK_EXECUTOR, *own]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode:
+            # argparse's own line stands behind a long one of the usage.
+            words = [line.partition("error: ")[2] for line in done.stderr.splitlines() if "error: " in line]
+            told |= dict.fromkeys(words or done.stderr.splitlines()[-1:])
+    return list(told)
+
+
+def dialled(bound: str) -> str:
+    """The address that executors of this machine dial where the scheduler has bound another one to all interfaces."""
+    parts = urlsplit(bound)
+    if parts.scheme == "tcp" and parts.hostname in ("0.0.0.0", "*"):
+        return f"tcp://127.0.0.1:{parts.port}"
+    if parts.scheme == "tcp" and parts.hostname == "::":
+        return f"tcp://[::1]:{parts.port}"
+    return bound
