@@ -21,7 +21,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "use": {
         "chat": Command("scheduler_svc.cli.chat.command", "chat with a model in the terminal, or in a pipe"),
-        "bench": Command("scheduler_svc.cli.bench.command", "put load on a server, and tell its latency and throughput"),
+        "bench": Command("scheduler_svc.cli.bench.command", "put load on a server: latency, throughput, errors"),
         "top": Command("scheduler_svc.cli.top.command", "watch who runs, who waits and why, and the executors"),
     },
     "understand": {

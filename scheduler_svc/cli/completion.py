@@ -1,4 +1,4 @@
-"""`gilir completion SHELL`: the shell asks `gilir` itself for what may follow, so that it knows each command's flags."""
+"""`gilir completion SHELL`: the shell asks `gilir` itself for what may follow: it knows each command's flags."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from importlib import import_module
 
 import argcomplete
+from argcomplete.shell_integration import shellcode
 
 from common.command_parser import command_parser
 from scheduler_svc.cli import entry
@@ -28,7 +29,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 def main(arguments: list[str], prog: str) -> int:
     options = parser(prog).parse_args(arguments)
-    print(argcomplete.shellcode(["gilir"], shell=options.shell))
+    print(shellcode(["gilir"], shell=options.shell))
     return 0
 
 

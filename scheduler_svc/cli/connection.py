@@ -105,7 +105,7 @@ class Connection:
 
 
 def base_url(url: str) -> str:
-    """Without the `/v1` and the slash that users of other clients put behind it, with the scheme that they leave out."""
+    """With a scheme, and without the `/v1` and the slash that users of other clients put behind it."""
     url = url.strip().rstrip("/").removesuffix("/v1")
     return url if "://" in url else f"http://{url}"
 

@@ -12,7 +12,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 def add_server(parser: argparse.ArgumentParser) -> None:
     """`--url` and `--api-key`. The key is read when it is needed: help must not show it."""
     url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    parser.add_argument("--url", default=url, help=f"the server, with or without /v1 (${URL_VARIABLE}, else {DEFAULT_URL})")
+    parser.add_argument(
+        "--url", default=url, help=f"the server, with or without /v1 (${URL_VARIABLE}, else {DEFAULT_URL})"
+    )
     parser.add_argument("--api-key", metavar="KEY", help=f"rather in ${KEY_VARIABLE}: others see command lines")
 
 

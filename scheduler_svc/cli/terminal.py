@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 import time
 
+from rich.console import Console
+
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
+    """One that reads no markup in what it is given: names and texts are those of others."""
+    return Console(highlight=False, markup=False, emoji=False, width=width, stderr=stderr)
 
 
 def printable(text: str) -> str:

@@ -12,7 +12,6 @@ from scheduler_svc.plan_log.explain import Explainer
 from scheduler_svc.plan_log.format import FormatError
 from scheduler_svc.plan_log.player import Player
 
-
 EXAMPLES = """
   gilir replay plans                                    every plan again, byte for byte
   gilir replay plans --explain chatcmpl-1               why this request waited, iteration by iteration

@@ -18,7 +18,6 @@ from scheduler_svc.plan_log.player import Player
 from scheduler_svc.plan_log.trace_file import TraceFile
 from scheduler_svc.plan_log.trace_lanes import LaneTracer
 
-
 EXAMPLES = """
   gilir trace plans --output trace.json
 """

@@ -82,9 +82,7 @@ def run(config: UpConfig) -> int:
     console = Console(["scheduler", *config.executors], config.logs)
     flags = [*config.scheduler_flags, "--port", str(port)]
     scheduler = Child("scheduler", ["-m", "scheduler_svc", *flags], console.write)
-    executors = [
-        Child(name, ["-m", "executor_svc", *own], console.write) for name, own in config.executors.items()
-    ]
+    executors = [Child(name, ["-m", "executor_svc", *own], console.write) for name, own in config.executors.items()]
     fleet = Fleet(scheduler, executors, console, url, config.settings.grace_s)
     try:
         fleet.start()

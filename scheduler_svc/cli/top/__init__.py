@@ -1,0 +1,1 @@
+"""`gilir top`: what the live page shows, in a terminal."""
