@@ -18,8 +18,9 @@ REASONS = {
     "paused": "a paused executor",
 }
 LATENCIES = {"ttft": "TTFT", "itl": "ITL", "queue": "queue", "e2e": "E2E"}
-MIN_WIDTH, MIN_HEIGHT = 40, 10
-WAITING_LINES = 3
+MIN_WIDTH, MIN_HEIGHT = 40, 14
+"""What is smaller shows a part of a frame of this size."""
+WAITING_LINES = 2
 """At least so many for who waits, where there is one: lanes beyond are counted."""
 
 
@@ -27,7 +28,7 @@ def frame(picture: Picture, url: str, width: int, height: int, *, state: str = "
     """At most `height` lines, none wider than `width`. state: of the view, in the corner."""
     width, height = max(width, MIN_WIDTH), max(height, MIN_HEIGHT)
     status = picture.status
-    head = _spread(f"gilir top  {url}", f"{state or picture.trouble or 'live'}  {clock()}", width, style="bold")
+    head = _spread(f"gilir top {url}", f"{state or picture.trouble or 'live'}  {clock()}", width, style="bold")
     if not status:
         return [head, Text(picture.trouble or "waiting for the scheduler …")]
     lines = [head, *_summary(picture), _latencies(picture), Text()]
@@ -36,7 +37,7 @@ def frame(picture: Picture, url: str, width: int, height: int, *, state: str = "
     reserved = min(len(waiting), WAITING_LINES) + 2 if waiting else 0
     lines += _lanes(picture, width, room - reserved)
     if waiting:
-        lines += [Text(), *_waiting(picture, height - len(lines) - 2)]
+        lines += [Text(), *_waiting(picture, height - len(lines) - 3)]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[: height - 1]
