@@ -23,7 +23,7 @@ demo: $(STAMP)
 	$(RUN) -m deploy.demo
 
 serve: $(STAMP)
-	@exec $(RUN) -m deploy.serve --port $(PORT) $(if $(MODEL),--model $(MODEL))
+	@exec $(RUN) -m scheduler_svc.cli up --port $(PORT) $(if $(MODEL),--model $(MODEL))
 
 # Linting takes turns with the tests, which wait now and then: hence also one worker more than there are cores.
 test: $(STAMP)

@@ -30,6 +30,7 @@ LONG_FILES = (
     "test_model_determinism.py",
     "test_handover.py",
     "test_swap.py",
+    "test_up.py",
     "test_serve.py",
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from scheduler_svc.settings import SchedulerSettings
 TABLE = "up"
 FIELDS = ("executors", "logs", "executor")
 MAX_EXECUTORS = 64
-CHECK_EXECUTOR = """import sys
+CHECK_EXECUTORS = """import contextlib, json, sys
 from executor_svc.settings import ExecutorSettings
-ExecutorSettings.from_command_line(sys.argv[1:], prog="gilir up")"""
+for flags in json.loads(sys.argv[1]):
+    with contextlib.suppress(SystemExit):
+        ExecutorSettings.from_command_line(flags, prog="gilir up")"""
 """In a process of its own: nothing of the executors is imported here."""
 
 
@@ -174,15 +177,14 @@ def _check_settings(sets: dict[str, list[str]]) -> SchedulerSettings | None:
 
 def _check_executors(flags: dict[str, tuple[str, ...]]) -> list[str]:
     """What is wrong with the settings of executors, each mistake once."""
-    told: dict[str, None] = {}
-    for own in flags.values():
-        command = [sys.executable, "-c", CHECK_EXECUTOR, *own]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode:
-            # argparse's own line stands behind a long one of the usage.
-            words = [line.partition("error: ")[2] for line in done.stderr.splitlines() if "error: " in line]
-            told |= dict.fromkeys(words or done.stderr.splitlines()[-1:])
-    return list(told)
+    command = [sys.executable, "-c", CHECK_EXECUTORS, json.dumps(list(flags.values()))]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    lines = done.stderr.splitlines()
+    # argparse's own line stands behind a long one of the usage.
+    told = [line.partition("error: ")[2] for line in lines if "error: " in line]
+    if done.returncode:
+        told += lines[-1:]
+    return list(dict.fromkeys(told))
 
 
 def dialled(bound: str) -> str:
