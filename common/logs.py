@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 COMPILING = "compiling the native CPU step: once, up to a minute"
-"""The event of an executor's log that `deploy.local` shows on the console."""
+"""The event of an executor's log that is shown on the console where the others are not."""
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _processors: list[Any] = []
 """One list for good: loggers that have written keep it, and follow a later set-up so."""

@@ -1,4 +1,4 @@
-"""Runs the services as local processes: what `make serve`, `make demo` and the end-to-end tests stand on."""
+"""Runs the services as local processes: what `make demo`, benchmarks and the end-to-end tests stand on."""
 
 from __future__ import annotations
 
@@ -79,8 +79,6 @@ class LocalServices:
         self._host, self._port = host, port
         self._scheduler_flags = scheduler_flags or []
         self.plan_log = self.folder / "plans"
-        self.keep_folder = False
-        """Logs and plan logs stay there when the services have stopped."""
         self._num_executors = 0
 
     def __enter__(self) -> Self:
@@ -156,17 +154,5 @@ class LocalServices:
     def stop(self) -> dict[str, int]:
         """Stop the scheduler, whose grace needs the executors, then those. Returns each exit status."""
         statuses = {process.name: process.stop() for process in self.processes}
-        if not self.keep_folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         return statuses
-
-    def hurry(self) -> None:
-        """While they stop: do not wait for what still runs."""
-        for process in self.processes:
-            if process.popen.poll() is None:
-                process.popen.send_signal(signal.SIGTERM)
-
-    def bury(self, process: Process) -> None:
-        """One that has ended is none of the services any more."""
-        process.stop()
-        self.processes.remove(process)

@@ -313,3 +313,52 @@ def test_it_ends_with_the_thread_that_started_it() -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+FLEET = """
+import signal, sys
+from scheduler_svc.cli.up.child import Child
+from scheduler_svc.cli.up.console import Console
+from scheduler_svc.cli.up.fleet import Fleet
+
+stubborn = '''
+import signal
+left = int(__import__("sys").argv[1])
+def handle(*_):
+    global left
+    left -= 1
+    print("asked", flush=True)
+    if not left:
+        raise SystemExit(0)
+signal.signal(signal.SIGTERM, handle)
+print("runs", flush=True)
+while True:
+    signal.pause()
+'''
+console = Console(["scheduler", "executor"], None)
+scheduler = Child("scheduler", ["-S", "-c", stubborn, sys.argv[1]], console.write)
+executor = Child("executor", ["-S", "-c", stubborn, sys.argv[2]], console.write)
+fleet = Fleet(scheduler, [executor], console, "http://127.0.0.1:1", 60.0)
+fleet.start()
+fleet.watch()
+fleet.stop()
+print(scheduler.process.returncode, executor.process.returncode)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asks", "num_signals", "statuses"), [((1, 1), 1, "0 0"), ((2, 1), 2, "0 0"), ((99, 99), 3, "-9 -9")]
+)
+def test_a_second_signal_does_not_wait_and_a_third_kills(
+    asks: tuple[int, int], num_signals: int, statuses: str
+) -> None:
+    command = [sys.executable, "-c", FLEET, *map(str, asks)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert {process.stderr.readline() for _ in asks} == {"scheduler | runs\n", "executor  | runs\n"}
+        for _ in range(num_signals):
+            process.send_signal(signal.SIGTERM)
+            if process.poll() is None:
+                process.stderr.readline()  # the scheduler was asked
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stdout.read().splitlines()[-1] == statuses
