@@ -112,11 +112,12 @@ def test_a_secret_is_not_shown_not_even_where_it_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for arguments, text in ((["--access-key", "hush"], ""), ([], "access-key = 4711")):
-        config(tmp_path, f"[service]\n{text}\n", monkeypatch)
+        path = config(tmp_path, f"[service]\n{text}\n", monkeypatch)
+        where = f"{path}: [service] " if text else "--"
         with pytest.raises(SystemExit):
             Guarded.from_command_line(arguments, prog="service")
         err = capsys.readouterr().err
-        assert err.startswith("error: --access-key: ") and "hush" not in err and "4711" not in err
+        assert err.startswith(f"error: {where}access-key: ") and "hush" not in err and "4711" not in err
     assert "long enough" not in repr(Guarded.from_command_line(["--access-key", "long enough"], prog="service"))
 
 
@@ -138,7 +139,7 @@ def test_a_wrong_command_line_ends_with_one_error_line(
 @pytest.mark.parametrize(
     ("text", "start"),
     [
-        ("[service]\nport = 'x'\n", "error: --port: "),
+        ("[service]\nport = 'x'\n", "error: {path}: [service] port: "),
         ("[service]\nno_such = 1\n", "error: {path}: [service] no-such: there is no such setting"),
         ("[executr]\nport = 1\n", "error: {path}: there is no table [executr], only scheduler, "),
         ("service = 5\n", "error: {path}: service must be a table"),

@@ -90,7 +90,9 @@ def _charts(good: Sequence[Answer]) -> list[str]:
 def _distribution(title: str, values: Floats) -> str:
     values = np.maximum(np.sort(values), 1e-6)
     shares = np.arange(1, len(values) + 1) / max(len(values), 1)
-    return line_chart(title, "seconds", "share", [Series(title, *picked(values, shares))], log_x=True, share=True)
+    # On a logarithmic axis a narrow range would have no round values.
+    is_wide = len(values) > 0 and bool(values[-1] > 4 * values[0])
+    return line_chart(title, "seconds", "share", [Series(title, *picked(values, shares))], log_x=is_wide, share=True)
 
 
 def _under_way(good: Sequence[Answer], begin: float) -> tuple[Floats, Floats]:
@@ -98,7 +100,9 @@ def _under_way(good: Sequence[Answer], begin: float) -> tuple[Floats, Floats]:
     at = np.array([answer.sent for answer in good] + [answer.ended for answer in good]) - begin
     change = np.repeat([1.0, -1.0], len(good))
     order = np.argsort(at, kind="stable")
-    return picked(at[order], np.cumsum(change[order]))
+    count = np.cumsum(change[order])
+    # Two points each: before the step, and behind it.
+    return picked(np.repeat(at[order], 2), np.column_stack([count - change[order], count]).ravel())
 
 
 def _output(good: Sequence[Answer], begin: float) -> tuple[Floats, Floats]:
