@@ -129,6 +129,7 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends_the_chat(stub: St
         terminal.wait_for("> ")
         terminal.press("\x03")
         terminal.wait_for("Ctrl-D ends the chat")
+        terminal.wait_for("> ")
         terminal.press("\x04")
         assert terminal.end() == 0
         assert "Traceback" not in terminal.shown
