@@ -284,7 +284,7 @@ class CoreLoop:
             case Watch():
                 self._send_frontend(owner, encode(self._watcher.answer(message, now)))
             case Abort():
-                self._scheduler.abort(owner, message.streams.tolist(), now)
+                self._scheduler.abort(owner, message.streams.tolist(), now, stopped=message.stopped)
             case _:
                 if self._junk_seen.happens():
                     log.warning("unexpected message on the frontends' socket dropped", kind=type(message).__name__)

@@ -15,6 +15,7 @@ from scheduler_svc.metrics import ALL, metric_key
 FINISHED_REASONS = {
     EndReason.EOS: "stop",
     EndReason.STOP_TOKEN: "stop",
+    EndReason.STOP_STRING: "stop",
     EndReason.LENGTH: "length",
     EndReason.ABORTED: "abort",
 }

@@ -70,6 +70,8 @@ class EndReason(IntEnum):
     """It was not done within the time that the request gave: HTTP 504."""
     OVER_LIMIT = 11
     """Its API key has used up what it may: HTTP 429."""
+    STOP_STRING = 12
+    """Its frontend found one. No `Ended` tells of it."""
 
 
 class Retention(IntEnum):
@@ -172,6 +174,8 @@ class Abort(Message):
     """These streams are wanted no more. Unknown and ended ones are passed over. No `Ended` answers."""
 
     streams: Annotated[UInt32s, STREAMS]
+    stopped: Annotated[bool, BOOL] = False
+    """A stop string ended them: they have their whole answers."""
 
 
 @message(kind=23)

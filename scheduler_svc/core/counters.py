@@ -99,7 +99,7 @@ class ModelCounters:
             self.inter_token_latency.observe_all(now - before[before >= 0])
 
     def observe_finished(self, sequence: Sequence, now: float) -> None:
-        """A sequence has its whole answer, and still its seat."""
+        """A live sequence has its whole answer."""
         first, generated = sequence.first_token_at, sequence.num_generated
         self.e2e_latency.observe(now - sequence.arrived)
         self.inference_time.observe(now - sequence.admitted)

@@ -108,12 +108,14 @@ class Scheduler:
         text = next(filter(None, (misfit(request, card, kv_tokens) for request in requests)), "")
         return Ended(0, EndReason.REJECTED, message=text) if text else self.key_usage.refusal(owner, requests, now)
 
-    def abort(self, owner: int, streams: Iterable[int], now: float) -> None:
-        """Drop these streams. Unknown and ended ones are passed over."""
-        for stream in streams:
-            sequence = self.live.get((owner, stream))
-            if sequence is not None:
-                self._finish(sequence, EndReason.ABORTED, now)
+    def abort(self, owner: int, streams: Iterable[int], now: float, *, stopped: bool = False) -> None:
+        """Drop these streams. Unknown and ended ones are passed over. `stopped`: their answers are whole."""
+        reason = EndReason.STOP_STRING if stopped else EndReason.ABORTED
+        for sequence in filter(None, [self.live.get((owner, stream)) for stream in streams]):
+            if stopped and sequence.first_token_at >= 0:
+                self._observe_answer(sequence, now)
+                self._note_drain(1, now)
+            self._finish(sequence, reason, now)
 
     def abort_owner(self, owner: int, now: float) -> None:
         """Drop all streams of a frontend."""
@@ -318,16 +320,24 @@ class Scheduler:
             if code is FinishCode.STUCK:
                 self._end(sequence, EndReason.FAILED, now, "what the request allows leaves no token to go on with")
                 continue
-            if code is not FinishCode.LENGTH:  # that one was cut: it tells nothing of how long answers are
-                self.queues[sequence.model].lengths.observe(sequence.tenant, sequence.num_generated)
-            queue.counters.observe_finished(sequence, now)
-            self._observe_longest(queue, sequence)
+            self._observe_answer(sequence, now, was_cut=code is FinishCode.LENGTH)
             self._end(sequence, EndReason(code), now)
         for sequence in flight.deferred:
             lane.release(sequence, State.FINISHED)
         if applied.finished:
-            others_wait = any(len(queue) for queue in self.queues.values())
-            self._drain_rate.note(len(applied.finished), now, others_wait=others_wait)
+            self._note_drain(len(applied.finished), now)
+
+    def _note_drain(self, count: int, now: float) -> None:
+        others_wait = any(len(queue) for queue in self.queues.values())
+        self._drain_rate.note(count, now, others_wait=others_wait)
+
+    def _observe_answer(self, sequence: Sequence, now: float, *, was_cut: bool = False) -> None:
+        """A sequence has its whole answer, or was cut at its length."""
+        queue = self.queues[sequence.model]
+        if not was_cut:  # else it tells nothing of how long answers are
+            queue.lengths.observe(sequence.tenant, sequence.num_generated)
+        queue.counters.observe_finished(sequence, now)
+        self._observe_longest(queue, sequence)
 
     def _observe_longest(self, queue: ModelQueue, sequence: Sequence) -> None:
         """Of a request's answers the longest counts, when the last of them has ended."""

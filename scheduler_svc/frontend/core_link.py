@@ -165,10 +165,10 @@ class CoreLink:
         self._next_number = first + n
         return first
 
-    def _abort(self, numbers: list[int]) -> None:
+    def _abort(self, numbers: list[int], *, stopped: bool = False) -> None:
         live = [number for number in numbers if self._streams.pop(number, None) is not None]
         if live:
-            self._send(Abort(np.array(live, np.uint32)))
+            self._send(Abort(np.array(live, np.uint32), stopped))
 
     # --- messages ---
 

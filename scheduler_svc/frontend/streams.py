@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class Stream:
 
     def stop(self) -> None:
         """It has said enough: the core need not go on with it."""
-        self.generation.abort([self.number])
+        self.generation.abort([self.number], stopped=True)
 
     def tell(self) -> None:
         """Wake the request."""
@@ -81,12 +82,16 @@ class PromptScoreboard:
             place += width
 
 
+class AbortStreams(Protocol):
+    """Has the core drop streams; `stopped`: their answers are whole."""
+
+    def __call__(self, numbers: list[int], *, stopped: bool = False) -> None: ...
+
+
 class Generation:
     """All streams of one API call."""
 
-    def __init__(
-        self, abort: Callable[[list[int]], None], on_close: Callable[[Generation], None], key: ApiKey = ANYBODY
-    ) -> None:
+    def __init__(self, abort: AbortStreams, on_close: Callable[[Generation], None], key: ApiKey = ANYBODY) -> None:
         """`key`: what it may use."""
         self.abort, self._on_close, self.key = abort, on_close, key
         self.tenant = key.tenant

@@ -96,7 +96,7 @@ class Explainer:
                 text = EndReason(message.reason).name.lower() + (f": {message.message}" if message.message else "")
                 self._close((owner, message.stream), text, step.now)
         for key in [key for key in self._open if key not in scheduler.live]:
-            self._close(key, "aborted", step.now)
+            self._close(key, "stop string" if step.stopped else "aborted", step.now)
 
     def text(self) -> Iterator[str]:
         """All stories as lines."""

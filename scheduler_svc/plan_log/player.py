@@ -50,6 +50,8 @@ class Step(NamedTuple):
     """Of submit and refuse: those of the call."""
     owner: int = 0
     """The frontend of submit, refuse and abort."""
+    stopped: bool = False
+    """Of abort: whether stop strings ended the streams."""
     reason: str = ""
     """Of detach: why the executor was lost; empty where it was let go."""
     messages: tuple[tuple[int, Message], ...] = ()
@@ -196,9 +198,9 @@ class Player:
                 call = _call(data)
                 scheduler.refuse(owner, call, decode_as(Ended, answer))
                 return step._replace(owner=owner, requests=call.requests)
-            case Kind.ABORT, [owner, streams]:
-                scheduler.abort(owner, streams, now)
-                return step._replace(owner=owner)
+            case Kind.ABORT, [owner, streams, stopped]:
+                scheduler.abort(owner, streams, now, stopped=stopped)
+                return step._replace(owner=owner, stopped=stopped)
             case Kind.ABORT_OWNER, [owner]:
                 scheduler.abort_owner(owner, now)
                 return step._replace(owner=owner)

@@ -125,10 +125,10 @@ class RecordedScheduler(Scheduler):
         with self._frame(Kind.REFUSE, owner, encode(call), encode(answer)):
             super().refuse(owner, call, answer)
 
-    def abort(self, owner: int, streams: Iterable[int], now: float) -> None:
+    def abort(self, owner: int, streams: Iterable[int], now: float, *, stopped: bool = False) -> None:
         streams = list(streams)
-        with self._frame(Kind.ABORT, owner, streams, now=now):
-            super().abort(owner, streams, now)
+        with self._frame(Kind.ABORT, owner, streams, stopped, now=now):
+            super().abort(owner, streams, now, stopped=stopped)
 
     def abort_owner(self, owner: int, now: float) -> None:
         with self._frame(Kind.ABORT_OWNER, owner, now=now):

@@ -130,3 +130,22 @@ def test_refusals_are_counted_apart_from_endings() -> None:
     world.run()
     counters = counters_of(world)
     assert counters.refused == {"QUEUE_FULL": 1} and counters.ended == {"LENGTH": 1}
+
+
+def test_a_stop_string_ends_an_answer_and_an_abort_does_not() -> None:
+    world = World()
+    world.attach()
+    stopped, left = (world.submit(4, 9, ignore_eos=True)[0] for _ in range(2))
+    iterate(world, 1.0)
+    iterate(world, 0.5)
+    world.scheduler.abort(0, [stopped.number], world.now, stopped=True)
+    world.scheduler.abort(0, [left.number], world.now)
+    counters = counters_of(world)
+    assert counters.ended == {"STOP_STRING": 1, "ABORTED": 1}
+    assert observed(counters.e2e_latency) == (1, 1.5) and observed(counters.request_generation_tokens) == (1, 2)
+    assert observed(counters.request_longest_generation) == (1, 2)
+    (queue,) = world.scheduler.queues.values()
+    assert queue.lengths._all.sum() == 1
+    waiting = world.submit(4, 9)
+    world.scheduler.abort(0, [waiting[0].number], world.now, stopped=True)
+    assert observed(counters.e2e_latency)[0] == 1, "without a token there is no answer"

@@ -82,6 +82,8 @@ class FakeCore:
     stats: Stats = field(default_factory=lambda: Stats(True, False))
     requests: list[Submit] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
+    stopped: list[int] = field(default_factory=list)
+    """Those that a stop string ended."""
     junk: list[bytes] = field(default_factory=list)
     """Sent to every frontend as they are."""
     interval_s: float = 0.0
@@ -121,6 +123,7 @@ class FakeCore:
         with self._changed:
             self.requests.clear()
             self.aborted.clear()
+            self.stopped.clear()
             self.accounts.clear()
             self.inquiries.clear()
             self.watches.clear()
@@ -202,7 +205,7 @@ class FakeCore:
                 self._send(peer, replace(self.iterations(message), number=message.number))
             elif isinstance(message, Abort):
                 for stream in message.streams.tolist():
-                    self.aborted.append(stream)
+                    (self.stopped if message.stopped else self.aborted).append(stream)
                     self._playing.pop((peer, stream), None)
             self._changed.notify_all()
 

@@ -197,7 +197,10 @@ class Said:
     """A call that says what a test tells it, and is kept."""
 
     def __init__(self, kept: Kept) -> None:
-        self.generation, self.closed = Generation(lambda _numbers: None, lambda _generation: self._note()), 0
+        self.generation, self.closed = (
+            Generation(lambda numbers, *, stopped=False: None, lambda _generation: self._note()),
+            0,
+        )
         self._stream = Stream(self.generation, 1, 0, False, None)
         self._items: list[bytes | Exception] = []
         self.done = False

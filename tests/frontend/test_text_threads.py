@@ -161,7 +161,7 @@ def test_a_text_is_doubted_by_its_length_and_accepted_if_it_fits() -> None:
 
     async def main() -> list[bool]:
         threads = Noted()
-        generation = Generation(lambda _numbers: None, lambda _generation: None)
+        generation = Generation(lambda numbers, *, stopped=False: None, lambda _generation: None)
         for text in ("the lazy dog", long):
             ids = await tokenize(text, model, True, "prompt", threads, generation, in_pool=True)
             assert ids.tolist() == backend.encode(text).ids
@@ -176,7 +176,7 @@ def test_a_text_is_doubted_by_its_length_and_accepted_if_it_fits() -> None:
 def test_a_client_that_leaves_is_told_at_once(texts: Texts) -> None:
     async def main() -> None:
         threads = TextThreads(1)
-        generation = Generation(lambda _numbers: None, lambda _generation: None)
+        generation = Generation(lambda numbers, *, stopped=False: None, lambda _generation: None)
         work = run_in_pool(threads, generation, texts.text("running", held=True), doubtful=False)
         waiter = asyncio.ensure_future(work)
         await texts.begin(1)
