@@ -19,6 +19,10 @@ import numpy as np
 import psutil
 
 HEALTH_S = 0.02
+PAUSE_S = 0.001
+"""Between two looks at the sockets. Woken by each packet, the client would take the processor from the server in the
+middle of its writes, as none does that is on another machine.
+"""
 CONNECT_AT_ONCE = 64
 """Streams that are begun before the answers of others are read again."""
 BUFFER_BYTES = 1 << 18
@@ -164,6 +168,7 @@ class Load:
 
     def turn(self) -> None:
         """Wait for something to read, at most until the next question of health is due, and read it all."""
+        time.sleep(PAUSE_S)
         health, view = self.health, self._view
         wait_s = max(0.0, health.due - time.perf_counter()) if health.sent is None else HEALTH_S
         for place, _ in self._poll.poll(wait_s):

@@ -177,9 +177,16 @@ class Call:
 
         Raises `ApiError` when a sequence does not end well; what came before it is in `writer.unsent`.
         """
-        while self._open and not writer.unsent:
-            for stream in await self.generation.wait():
-                self._write(writer, self._outputs[stream.choice])
+        body = b""
+        while self._open and not body:
+            await self.generation.stirred()
+            body = self.write_news(writer)
+        return body
+
+    def write_news(self, writer: ChunkWriter) -> bytes:
+        """As `chunks`, of what has come: nothing, if nothing has. Raises `ClientGone`, too."""
+        for stream in self.generation.take_news():
+            self._write(writer, self._outputs[stream.choice])
         if self.done:
             writer.add_done(self.usage() if self.task.parameters.stream_options.usage else None)
         return writer.take()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -40,8 +42,8 @@ log = structlog.get_logger()
 
 HIGH_WATER_MARK = 100_000
 LINGER_MS = 200
-MAX_DRAIN = 128
-"""Messages taken before the other tasks get a turn."""
+TURN_S = 0.001
+"""Messages are read for so long, and requests told of their news for so long, before all else gets a turn."""
 HELLO_S = 1.0
 STREAM_NUMBERS = 1 << 32
 
@@ -59,7 +61,9 @@ class CoreLink:
         # A frontend that took its dead predecessor's name must not take its stream numbers.
         self._next_number = random.getrandbits(31)
         self._greeted = False
-        self._drain_due = False
+        self._turn_due = False
+        self._told: deque[Generation] = deque()
+        """Those with news."""
         self._last_heard = 0.0
         self.generations: set[Generation] = set()
         self.stats: Stats | None = None
@@ -82,7 +86,7 @@ class CoreLink:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.connect(self._address)
         self._fd = int(self._socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._drain)
+        self._loop.add_reader(self._fd, self._call_turn)
         self._last_heard = self._loop.time() - self._timeout_s
         self._timer = self._loop.call_later(HELLO_S, self._tick)
         self._send(FrontendHello(self._name))
@@ -120,7 +124,8 @@ class CoreLink:
     def _silence_s(self) -> float:
         """Since when nothing came. What lies unread because this process was too busy to look at it has come."""
         if self._loop.time() - self._last_heard >= self._timeout_s:
-            self._drain()
+            self._receive()
+            self._call_turn()
         return self._loop.time() - self._last_heard
 
     @property
@@ -131,7 +136,7 @@ class CoreLink:
 
     def generation(self, key: ApiKey = ANYBODY) -> Generation:
         """A request without streams yet. Its `close` must be called in the end."""
-        generation = Generation(self._abort, self.generations.discard, key)
+        generation = Generation(self._abort, self.generations.discard, key, self._told.append)
         self.generations.add(generation)
         return generation
 
@@ -180,27 +185,46 @@ class CoreLink:
         except zmq.Again:
             return False
         # Sending may swallow the signal that there is something to read.
-        if not self._drain_due:
-            self._drain_due = True
-            self._loop.call_soon(self._drain)
+        self._call_turn()
         return True
 
-    def _drain(self) -> None:
-        self._drain_due = False
+    def _call_turn(self) -> None:
+        if not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Read what has come, then tell the requests: what several messages brought for one, it hears at once."""
+        self._turn_due = False
         if self._context is None:
             return
-        for _ in range(MAX_DRAIN):
+        read_all = self._receive()
+        if not (self._deliver() and read_all):
+            self._call_turn()
+
+    def _receive(self) -> bool:
+        """Read messages. Returns whether that was all there are."""
+        end = time.monotonic() + TURN_S
+        while True:
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                return True
             try:
                 self._handle(decode(parts[-1]))
             except WireError as error:
                 log.warning("junk from the core dropped", error=str(error))
-        if not self._drain_due:
-            self._drain_due = True
-            self._loop.call_soon(self._drain)
+            if time.monotonic() >= end:
+                return False
+
+    def _deliver(self) -> bool:
+        """Tell requests of their news. Returns whether all have been."""
+        told, end = self._told, time.monotonic() + TURN_S
+        while told:
+            told.popleft().deliver()
+            if time.monotonic() >= end:
+                break
+        return not told
 
     def _handle(self, message: Message) -> None:
         match message:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 from starlette.responses import Response
@@ -21,36 +23,104 @@ HEADERS = [
 ]
 
 
+class Connection(Protocol):
+    """Where events go; see `BodyWriter`."""
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def open(self, on_room: Callable[[], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def write(self, part: bytes) -> None: ...
+
+
 class EventStream(Response):
-    """Sends chunks as they come, all that has come at once. `first`: those that are there already."""
+    """Sends events as they come, all that have come at once. `first`: those that are there already."""
 
     def __init__(self, call: Call, writer: ChunkWriter, first: bytes, on_end: Callable[[], None]) -> None:
         super().__init__()
         self._call, self._writer, self._first, self._on_end = call, writer, first, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        generation = self._call.generation
-        generation.cut_off = scope.get("gilir.cut_off")
+        self._call.generation.cut_off = scope.get("gilir.cut_off")
+        connection: Connection | None = scope.get("gilir.body_writer")
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             body, more = self._first, not self._call.done
             while True:
-                generation.sending = True
                 await send({"type": "http.response.body", "body": body, "more_body": more})
-                generation.sending = False
                 if not more:
                     return
-                body, more = await next_events(self._call, self._writer)
+                if connection is None:  # another server than our own
+                    body, more = await next_events(self._call, self._writer)
+                else:
+                    body, more = await Delivery(self._call, self._writer, connection).last_events(), False
         except ClientGone:
             return
         finally:
             self._on_end()
 
 
+class Delivery:
+    """Writes events in the turn in which the core's news are read, without a task's turn for each.
+
+    While the connection is full nothing is written. Tokens gather in their streams meanwhile, and make one event of
+    each choice when there is room again.
+    """
+
+    def __init__(self, call: Call, writer: ChunkWriter, connection: Connection) -> None:
+        self._call, self._writer, self._connection = call, writer, connection
+        self._last: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def last_events(self) -> bytes:
+        """Returns them when all others are written. Raises `ClientGone`."""
+        generation = self._call.generation
+        self._connection.open(self._advance)
+        generation.listener = self._advance
+        try:
+            self._advance()
+            return await self._last
+        finally:
+            generation.listener = None
+            self._connection.close()
+
+    def _advance(self) -> None:
+        """There are news, or there is room."""
+        if self._last.done():
+            return
+        generation = self._call.generation
+        generation.sending = self._connection.is_full and not generation.is_over
+        if generation.sending:
+            return
+        try:
+            body, more = events_now(self._call, self._writer)
+        except ClientGone as gone:
+            self._last.set_exception(gone)
+            return
+        if not more:
+            self._last.set_result(body)
+        elif body:
+            self._connection.write(body)
+
+
 async def next_events(call: Call, writer: ChunkWriter) -> tuple[bytes, bool]:
-    """The next events, and whether more follow. Whatever goes wrong becomes the last. Raises `ClientGone`."""
+    """Events, and whether more follow. Raises `ClientGone`."""
+    body, more = b"", True
+    while more and not body:
+        await call.generation.stirred()
+        body, more = events_now(call, writer)
+    return body, more
+
+
+def events_now(call: Call, writer: ChunkWriter) -> tuple[bytes, bool]:
+    """What has come, perhaps nothing, and whether more follows. What goes wrong becomes the last event.
+
+    Raises `ClientGone`.
+    """
     try:
-        return await call.chunks(writer), not call.done
+        return call.write_news(writer), not call.done
     except ClientGone:
         raise
     except ApiError as error:

@@ -51,13 +51,10 @@ class Stream:
         self.generation.abort([self.number], stopped=True)
 
     def tell(self) -> None:
-        """Wake the request."""
+        """The request is to hear of it."""
         if not self.in_news:
             self.in_news = True
-            generation = self.generation
-            generation.news.append(self)
-            if generation.waiter is not None and not generation.waiter.done():
-                generation.waiter.set_result(None)
+            self.generation.add_news(self)
 
 
 class PromptScoreboard:
@@ -91,15 +88,26 @@ class AbortStreams(Protocol):
 class Generation:
     """All streams of one API call."""
 
-    def __init__(self, abort: AbortStreams, on_close: Callable[[Generation], None], key: ApiKey = ANYBODY) -> None:
-        """`key`: what it may use."""
+    def __init__(
+        self,
+        abort: AbortStreams,
+        on_close: Callable[[Generation], None],
+        key: ApiKey = ANYBODY,
+        on_news: Callable[[Generation], None] | None = None,
+    ) -> None:
+        """`key`: what it may use. `on_news`: called when there are news for the first time since they were taken; it
+        has `deliver` called soon, which else is at once.
+        """
         self.abort, self._on_close, self.key = abort, on_close, key
+        self._on_news = on_news or Generation.deliver
         self.tenant = key.tenant
         """Whose texts wait for a thread among each other."""
         self._loop = asyncio.get_running_loop()
         self.streams: list[Stream] = []
         self.news: list[Stream] = []
-        self.waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.listener: Callable[[], None] | None = None
+        """Called when there are news, or it is over, where nobody waits in a task of its own."""
         self.failure: ApiError | None = None
         self.gone = False
         self.on_stop: Callable[[], object] | None = None
@@ -109,21 +117,47 @@ class Generation:
         self.cut_off: Callable[[], None] | None = None
         """Breaks the connection that the answer is streamed to."""
         self.sending = False
-        """A write to the client is under way: until it is done, tokens gather here."""
+        """The client has not read all that was written: until it has, tokens gather here."""
 
     async def wait(self) -> list[Stream]:
         """Streams of which something came. Raises `ClientGone`, and the `ApiError` that the request was failed with."""
-        if not self.news and not self.gone and self.failure is None:
-            self.waiter = self._loop.create_future()
+        await self.stirred()
+        return self.take_news()
+
+    async def stirred(self) -> None:
+        """Until there are news, or it is over."""
+        if not self.news and not self.is_over:
+            self._waiter = self._loop.create_future()
             try:
-                await self.waiter
+                await self._waiter
             finally:
-                self.waiter = None
+                self._waiter = None
+
+    def add_news(self, stream: Stream) -> None:
+        """Something came of a stream of which all else was taken."""
+        self.news.append(stream)
+        if len(self.news) == 1:
+            self._on_news(self)
+
+    def deliver(self) -> None:
+        """Tell who waits or listens."""
+        if self.listener is not None:
+            self.listener()
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def take_news(self) -> list[Stream]:
+        """As `wait`, perhaps none."""
         self.check()
         news, self.news = self.news, []
         for stream in news:
             stream.in_news = False
         return news
+
+    @property
+    def is_over(self) -> bool:
+        """The client has left, or the request was failed."""
+        return self.gone or self.failure is not None
 
     def check(self) -> None:
         """Raise `ClientGone` or the `ApiError` that the request was failed with, if it is over."""
@@ -146,8 +180,7 @@ class Generation:
         self.close()
         if self.on_stop is not None:
             self.on_stop()
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        self.deliver()
 
     def close(self) -> None:
         """Abort what still runs. Safe to call again."""

@@ -12,6 +12,7 @@ import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from scheduler_svc.http.body_writer import BodyWriter
 from scheduler_svc.http.errors import ApiError
 from scheduler_svc.http.plain_parser import PlainParser
 
@@ -69,6 +70,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
+        self._body_writer = BodyWriter(transport, self._flow)
         self._await_head()
 
     def _await_head(self) -> None:
@@ -119,6 +121,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._await_head()
         self.scope["gilir.cut_off"] = self.cut_off  # type: ignore[typeddict-unknown-key]
+        self.scope["gilir.body_writer"] = self._body_writer  # type: ignore[typeddict-unknown-key]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_bytes is not None:  # what comes behind a body was not there when the request was judged
@@ -172,6 +175,7 @@ class HttpProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._forget_stall()
+        self._body_writer.tell_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
