@@ -53,16 +53,17 @@ def long_model(folder: Path) -> Path:
 
 
 @contextmanager
-def services(streams: int, frontends: int) -> Iterator[tuple[str, dict[str, list[int]]]]:
+def services(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, list[int]]]]:
     """The services as the benchmark wants them: their URL, and their process ids by name."""
-    scheduler = ["--frontends", str(frontends), "--max-num-seqs", str(streams), "--max-waiting", str(2 * streams)]
+    streams = options.streams
+    scheduler = ["--frontends", str(options.frontends), "--max-num-seqs", str(streams), "--max-waiting", str(2 * streams)]
     with LocalServices(scheduler_flags=[*scheduler, "--max-num-batched-tokens", str(TOKEN_BUDGET)]) as local:
         core = psutil.Process(local.start_scheduler().pid)
         script = local.folder / "script.json"
         script.write_text(json.dumps({"alphabet": alphabet()}))
         flags = ["--script", str(script), "--model", str(long_model(local.folder / "model")), "--no-verify"]
         flags += ["--max-num-seqs", str(streams), "--max-num-batched-tokens", str(TOKEN_BUDGET)]
-        flags += ["--block-size", str(BLOCK_SIZE), "--num-blocks", str(streams * CONTEXT // BLOCK_SIZE)]
+        flags += ["--delay-ms", str(options.iteration_ms), "--block-size", str(BLOCK_SIZE), "--num-blocks", str(streams * CONTEXT // BLOCK_SIZE)]
         executor = local.start_executor(*flags, module="executor_svc.fake")
         local.wait_ready()
         children = [child for child in core.children() if "scheduler_svc.frontend" in child.cmdline()]
@@ -96,6 +97,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=256, help="read at a time; as many seats")
     parser.add_argument("--frontends", type=int, default=1, help="processes")
     parser.add_argument("--api", choices=tuple(PATHS), default="completions")
+    parser.add_argument("--iteration-ms", type=float, default=0.0, help="that the executor takes; 0: none")
     parser.add_argument("--seconds", type=float, default=5.0, help="that are counted")
     parser.add_argument("--floor", action="store_true", help="the rate of prepared events, too")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -104,7 +106,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    with services(options.streams, options.frontends) as (url, pids):
+    with services(options) as (url, pids):
         found = {"streams": options.streams, "frontends": options.frontends, **ask(url, options, pids)}
     if options.floor:
         with floor() as url:

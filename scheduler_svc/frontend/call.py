@@ -84,6 +84,9 @@ class Call:
         self._open = len(self._outputs)
         if task.reading is not None:
             self._readers = [task.reading.reader() for _ in self._outputs]
+        self._is_plain = not (task.echo or task.reading or task.logprobs or task.tokens.ids)
+        self._is_plain = self._is_plain and not task.parameters.stream_options.continuous
+        """Until it ends, nothing but text is told."""
 
     # --- start ---
 
@@ -186,7 +189,11 @@ class Call:
     def write_news(self, writer: ChunkWriter) -> bytes:
         """As `chunks`, of what has come: nothing, if nothing has. Raises `ClientGone`, too."""
         for stream in self.generation.take_news():
-            self._write(writer, self._outputs[stream.choice])
+            output = self._outputs[stream.choice]
+            if self._is_plain and output.runs_on:
+                writer.add_text(stream.choice, output.take())
+            else:
+                self._write(writer, output)
         if self.done:
             writer.add_done(self.usage() if self.task.parameters.stream_options.usage else None)
         return writer.take()

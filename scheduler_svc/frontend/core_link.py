@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 HIGH_WATER_MARK = 100_000
 LINGER_MS = 200
-TURN_S = 0.001
+READ_S, TELL_S = 0.001, 0.002
 """Messages are read for so long, and requests told of their news for so long, before all else gets a turn."""
 HELLO_S = 1.0
 STREAM_NUMBERS = 1 << 32
@@ -204,7 +204,7 @@ class CoreLink:
 
     def _receive(self) -> bool:
         """Read messages. Returns whether that was all there are."""
-        end = time.monotonic() + TURN_S
+        end = time.monotonic() + READ_S
         while True:
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -219,7 +219,7 @@ class CoreLink:
 
     def _deliver(self) -> bool:
         """Tell requests of their news. Returns whether all have been."""
-        told, end = self._told, time.monotonic() + TURN_S
+        told, end = self._told, time.monotonic() + TELL_S
         while told:
             told.popleft().deliver()
             if time.monotonic() >= end:

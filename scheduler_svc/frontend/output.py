@@ -66,6 +66,11 @@ class SequenceOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def runs_on(self) -> bool:
+        """`take` will find tokens and no ending."""
+        return self._plain and self.stream.ended is None and bool(self.stream.tokens)
+
     def take_entries(self) -> list[Entry]:
         """Entries since the last call."""
         entries, self.entries = self.entries, []

@@ -21,6 +21,8 @@ class Shape(Protocol):
     id_prefix: str
     tells_prompt_once: bool
     """What is told of a prompt stands beside the choices, not in each of them."""
+    text_frame: tuple[bytes, bytes]
+    """What stands before and behind a chunk's text, a JSON string, in the member of its choice."""
 
     def payload(self, text: str) -> bytes:
         """A chunk's text, as the JSON member of its choice."""
@@ -41,6 +43,7 @@ class CompletionShape:
     object_name = chunk_object_name = "text_completion"
     id_prefix = "cmpl-"
     tells_prompt_once = False
+    text_frame = (b'"text":', b"")
 
     def __init__(self, logprobs: LogprobWriter) -> None:
         self._logprobs = logprobs
@@ -65,6 +68,7 @@ class ChatShape:
     chunk_object_name = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
     tells_prompt_once = True
+    text_frame = (b'"delta":{"content":', b"}")
 
     def __init__(self, logprobs: LogprobWriter) -> None:
         self._logprobs = logprobs

@@ -30,8 +30,11 @@ class ChunkWriter:
         self._first_head = b"data: " + orjson.dumps(head | (told_once or {}))[:-1] + b',"choices":['
         self._shape, self._with_usage = shape, with_usage
         self._starts: dict[int, bytes] = {}
+        self._text_starts: dict[int, bytes] = {}
+        """Likewise, with what stands before the text."""
         self._end = b',"usage":null}\n\n' if with_usage else b"}\n\n"
         self._plain_end = b',"logprobs":null,"finish_reason":null}]' + self._end
+        self._text_end = shape.text_frame[1] + self._plain_end
         self.unsent: list[bytes] = []
 
     def take(self) -> bytes:
@@ -51,6 +54,14 @@ class ChunkWriter:
                     (start if len(self._starts) > 1 else self._first_head + place) + opening, None, b"null", usage
                 )
         return start
+
+    def add_text(self, choice: int, text: str) -> None:
+        """A chunk of text and nothing else, or, of no text, the opening chunk alone."""
+        start = self._text_starts.get(choice)
+        if start is None:
+            start = self._text_starts[choice] = self.open_choice(choice, None) + self._shape.text_frame[0]
+        if text:
+            self.unsent.append(b"".join((start, orjson.dumps(text), self._text_end)))
 
     def add(self, choice: int, payload: bytes, logprobs: Any, usage: dict[str, Any] | None) -> None:
         """One chunk of a choice. `payload`: its members."""

@@ -21,12 +21,16 @@ class BodyWriter:
     def open(self, on_room: Callable[[], None]) -> None:
         """Begin. `on_room` is called whenever the connection is not full any more."""
         self._on_room = on_room
-        self._transport.set_write_buffer_limits(0)
+        self._limit(0)
 
     def close(self) -> None:
         """The last part goes the usual way."""
         self._on_room = None
-        self._transport.set_write_buffer_limits(HIGH_WATER_LIMIT)
+        self._limit(HIGH_WATER_LIMIT)
+
+    def _limit(self, unsent_bytes: int) -> None:
+        if not self._transport.is_closing():  # else uvloop raises
+            self._transport.set_write_buffer_limits(unsent_bytes)
 
     @property
     def is_full(self) -> bool:
