@@ -34,7 +34,7 @@ from common.wire import (
     encode,
 )
 from scheduler_svc.frontend.inquiries import Inquiries, Watches
-from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Scores, Stream
+from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Scores, Stream, tokens_by_stream
 from scheduler_svc.http.errors import unavailable
 from scheduler_svc.keys import ANYBODY, ApiKey
 
@@ -64,6 +64,8 @@ class CoreLink:
         self._turn_due = False
         self._told: deque[Generation] = deque()
         """Those with news."""
+        self._unshared: list[Tokens] = []
+        """Iterations without logprobs, read in this turn."""
         self._last_heard = 0.0
         self.generations: set[Generation] = set()
         self.stats: Stats | None = None
@@ -205,17 +207,20 @@ class CoreLink:
     def _receive(self) -> bool:
         """Read messages. Returns whether that was all there are."""
         end = time.monotonic() + READ_S
-        while True:
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return True
-            try:
-                self._handle(decode(parts[-1]))
-            except WireError as error:
-                log.warning("junk from the core dropped", error=str(error))
-            if time.monotonic() >= end:
-                return False
+        try:
+            while time.monotonic() < end:
+                self._read(self._socket.recv_multipart(zmq.NOBLOCK)[-1])
+        except zmq.Again:
+            return True
+        finally:
+            self._share_out()
+        return False
+
+    def _read(self, data: bytes) -> None:
+        try:
+            self._handle(decode(data))
+        except WireError as error:
+            log.warning("junk from the core dropped", error=str(error))
 
     def _deliver(self) -> bool:
         """Tell requests of their news. Returns whether all have been."""
@@ -227,9 +232,14 @@ class CoreLink:
         return not told
 
     def _handle(self, message: Message) -> None:
+        if not isinstance(message, Tokens):
+            self._share_out()  # what came before it
         match message:
+            case Tokens() if len(message.logprobs.rows):
+                self._share_out()
+                self._take_scored(message)
             case Tokens():
-                self._take_tokens(message)
+                self._unshared.append(message)
             case Ended():
                 self._take_ended(message)
             case PromptScores():
@@ -251,19 +261,23 @@ class CoreLink:
                 return
         self._last_heard = self._loop.time()
 
-    def _take_tokens(self, message: Tokens) -> None:
-        streams = self._streams
-        if len(message.logprobs.rows):
-            scores = _by_row(message.logprobs)
-            for row, (number, token) in enumerate(zip(message.streams.tolist(), message.tokens.tolist(), strict=True)):
-                stream = streams.get(number)
-                if stream is not None:
-                    stream.put(token, scores.get(row))
+    def _share_out(self) -> None:
+        """Give the streams what was read for them, each all of it at once."""
+        messages, self._unshared = self._unshared, []
+        if not messages:
             return
-        for number, token in zip(message.streams.tolist(), message.tokens.tolist(), strict=True):
+        streams = self._streams
+        for number, tokens in tokens_by_stream(messages):
             stream = streams.get(number)
             if stream is not None:
-                stream.put(token)
+                stream.put(tokens)
+
+    def _take_scored(self, message: Tokens) -> None:
+        scores = _by_row(message.logprobs)
+        for row, (number, token) in enumerate(zip(message.streams.tolist(), message.tokens.tolist(), strict=True)):
+            stream = self._streams.get(number)
+            if stream is not None:
+                stream.put([token], scores.get(row))
 
     def _take_ended(self, message: Ended) -> None:
         stream = self._streams.pop(message.stream, None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import Ended, PromptScores
+from common.wire import Ended, PromptScores, Tokens
 from scheduler_svc.http.errors import ApiError, ClientGone
 from scheduler_svc.keys import ANYBODY, ApiKey
 
@@ -38,11 +38,14 @@ class Stream:
         self.ended: Ended | None = None
         self.in_news = False
 
-    def put(self, token: int, scores: Scores | None = None) -> None:
-        """One token came."""
-        self.tokens.append(token)
+    def put(self, tokens: list[int], scores: Scores | None = None) -> None:
+        """Tokens came: one, where there are `scores`. The list belongs to this stream from now on."""
+        if self.tokens:
+            self.tokens += tokens
+        else:
+            self.tokens = tokens
         if self.scores is not None:
-            self.scores.append(scores)
+            self.scores += [scores] * len(tokens)
         if not self.generation.quiet:
             self.tell()
 
@@ -55,6 +58,17 @@ class Stream:
         if not self.in_news:
             self.in_news = True
             self.generation.add_news(self)
+
+
+def tokens_by_stream(messages: Sequence[Tokens]) -> Iterator[tuple[int, list[int]]]:
+    """The tokens of iterations that followed each other: each stream's number once, its tokens in order."""
+    numbers = np.concatenate([message.streams for message in messages])
+    order = np.argsort(numbers, kind="stable")
+    numbers = numbers[order]
+    tokens = np.concatenate([message.tokens for message in messages])[order].tolist()
+    starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
+    for number, start, end in zip(numbers[starts].tolist(), starts, [*starts[1:], len(tokens)], strict=True):
+        yield number, tokens[start:end]
 
 
 class PromptScoreboard:
