@@ -196,11 +196,11 @@ class CoreLink:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Read what has come, then tell the requests: what several messages brought for one, it hears at once."""
+        """Read what has come, then tell the requests, and read on when all know: one that is told late hears more."""
         self._turn_due = False
         if self._context is None:
             return
-        read_all = self._receive()
+        read_all = not self._told and self._receive()
         if not (self._deliver() and read_all):
             self._call_turn()
 

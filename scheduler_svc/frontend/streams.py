@@ -62,6 +62,10 @@ class Stream:
 
 def tokens_by_stream(messages: Sequence[Tokens]) -> Iterator[tuple[int, list[int]]]:
     """The tokens of iterations that followed each other: each stream's number once, its tokens in order."""
+    if len(messages) == 1:
+        for number, token in zip(messages[0].streams.tolist(), messages[0].tokens.tolist(), strict=True):
+            yield number, [token]
+        return
     numbers = np.concatenate([message.streams for message in messages])
     order = np.argsort(numbers, kind="stable")
     numbers = numbers[order]
