@@ -4,9 +4,11 @@
 
 One process reads so many streams (`benchmarks/stream_client.py`) and asks `/health/live` every 20 ms. Counted is what
 came within `--seconds`, once every stream has text: tokens by their text, which the script makes of one length, and the
-events (`chunks_per_s`) that they came in. Those are fewer where a reader fell behind and what waited for it was joined.
-CPU time is given by process, in microseconds a token: on a machine that is shared it says more than the rate. `--floor`:
-the same client, before a server that does nothing but write prepared events.
+events that they came in (`chunks_per_s`). Where the executor makes more than can be written at once, or a reader falls
+behind, an event holds several tokens; with `--iteration-ms` the executor takes its time. CPU time is given by process,
+in microseconds a token: on a machine that is shared it says more than the rate.
+
+`--floor`: the same client, before a server that does nothing but write prepared events.
 """
 
 from __future__ import annotations
@@ -56,14 +58,28 @@ def long_model(folder: Path) -> Path:
 def services(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, list[int]]]]:
     """The services as the benchmark wants them: their URL, and their process ids by name."""
     streams = options.streams
-    scheduler = ["--frontends", str(options.frontends), "--max-num-seqs", str(streams), "--max-waiting", str(2 * streams)]
+    scheduler = [
+        "--frontends",
+        str(options.frontends),
+        "--max-num-seqs",
+        str(streams),
+        "--max-waiting",
+        str(2 * streams),
+    ]
     with LocalServices(scheduler_flags=[*scheduler, "--max-num-batched-tokens", str(TOKEN_BUDGET)]) as local:
         core = psutil.Process(local.start_scheduler().pid)
         script = local.folder / "script.json"
         script.write_text(json.dumps({"alphabet": alphabet()}))
         flags = ["--script", str(script), "--model", str(long_model(local.folder / "model")), "--no-verify"]
         flags += ["--max-num-seqs", str(streams), "--max-num-batched-tokens", str(TOKEN_BUDGET)]
-        flags += ["--delay-ms", str(options.iteration_ms), "--block-size", str(BLOCK_SIZE), "--num-blocks", str(streams * CONTEXT // BLOCK_SIZE)]
+        flags += [
+            "--delay-ms",
+            str(options.iteration_ms),
+            "--block-size",
+            str(BLOCK_SIZE),
+            "--num-blocks",
+            str(streams * CONTEXT // BLOCK_SIZE),
+        ]
         executor = local.start_executor(*flags, module="executor_svc.fake")
         local.wait_ready()
         children = [child for child in core.children() if "scheduler_svc.frontend" in child.cmdline()]

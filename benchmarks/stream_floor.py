@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import ClassVar
 
 import uvloop
 
@@ -27,7 +28,7 @@ STREAMED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-enco
 class Streaming(asyncio.Protocol):
     """One connection. `open` holds those that are written to: a reader that falls behind leaves it for a while."""
 
-    open: dict[asyncio.Transport, bytes] = {}
+    open: ClassVar[dict[asyncio.Transport, bytes]] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport, self._chunk = transport, b""

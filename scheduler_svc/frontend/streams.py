@@ -69,6 +69,8 @@ def tokens_by_stream(messages: Sequence[Tokens]) -> Iterator[tuple[int, list[int
     numbers = np.concatenate([message.streams for message in messages])
     order = np.argsort(numbers, kind="stable")
     numbers = numbers[order]
+    if not len(numbers):
+        return
     tokens = np.concatenate([message.tokens for message in messages])[order].tolist()
     starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
     for number, start, end in zip(numbers[starts].tolist(), starts, [*starts[1:], len(tokens)], strict=True):

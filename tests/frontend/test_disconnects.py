@@ -148,6 +148,21 @@ def test_a_slow_reader_is_dropped_and_slows_nobody(roomy: Service, stream: bool)
     assert roomy.complete().status_code == 200
 
 
+def test_a_reader_that_pauses_gets_all_of_it_in_fewer_events(roomy: Service) -> None:
+    count = 600
+    roomy.core.answer(Answer([3] * count, EndReason.LENGTH, scores=[[(token, -1.5) for token in range(3, 24)]]))
+    body = {"prompt": "Hello", "max_tokens": count, "stream": True, "logprobs": 20}
+    with connect(roomy, "/v1/completions", 4096, **body) as pausing:
+        assert roomy.core.wait_for(lambda: bool(roomy.core.requests) and roomy.core.live == 0, 30)
+        answer = b""
+        while not answer.endswith(b"\r\n0\r\n\r\n"):
+            answer += pausing.recv(1 << 20)
+    chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith(b"data: {")]
+    logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    assert sum(len(told["tokens"]) for told in logprobs) == count
+    assert 10 < len(logprobs) < count / 2
+
+
 def _is_reset(connection: socket.socket) -> bool:
     """Whether the far side broke the connection; what it had sent stays unread."""
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
