@@ -120,7 +120,7 @@ def test_an_aborted_stream_hears_nothing_more_and_the_others_go_on(core: FakeCor
         generation.close()
 
     run(core, scenario)
-    assert len(core.stopped) == 1 and not core.aborted
+    assert core.wait_for(lambda: len(core.stopped) > 0) and len(core.stopped) == 1 and not core.aborted
 
 
 def test_leaving_and_failing_wake_the_one_who_waits(core: FakeCore) -> None:

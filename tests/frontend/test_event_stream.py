@@ -85,7 +85,7 @@ def new_call(*, chat: bool, n: int, rich: bool) -> tuple[Call, ChunkWriter]:
         logprobs=rich,
         tokens=TokenFields(ids=rich),
     )
-    generation = Generation(lambda _numbers: None, lambda _generation: None)
+    generation = Generation(lambda numbers, *, stopped=False: None, lambda _generation: None)
     call = Call(task, generation, cast(CoreLink, Link()), TimeLimit(None))
     return call, ChunkWriter(call.id, call.created, "m", task.shape, False, call.told_once)
 
