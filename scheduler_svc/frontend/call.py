@@ -84,7 +84,7 @@ class Call:
         self._open = len(self._outputs)
         if task.reading is not None:
             self._readers = [task.reading.reader() for _ in self._outputs]
-        self._is_plain = not (task.echo or task.reading or task.logprobs or task.tokens.ids)
+        self._is_plain = not (task.echo or task.reading or task.form or task.logprobs or task.tokens.ids)
         self._is_plain = self._is_plain and not task.parameters.stream_options.continuous
         """Until it ends, nothing but text is told."""
 

@@ -106,26 +106,29 @@ class Delivery:
 
 
 async def next_events(call: Call, writer: ChunkWriter) -> tuple[bytes, bool]:
-    """Events, and whether more follow. Raises `ClientGone`."""
-    body, more = b"", True
-    while more and not body:
-        await call.generation.stirred()
-        body, more = events_now(call, writer)
-    return body, more
+    """The next events, and whether more follow. What goes wrong becomes the last. Raises `ClientGone`."""
+    try:
+        return await call.chunks(writer), not call.done
+    except ClientGone:
+        raise
+    except Exception as error:
+        return _told(error, writer), False
 
 
 def events_now(call: Call, writer: ChunkWriter) -> tuple[bytes, bool]:
-    """What has come, perhaps nothing, and whether more follows. What goes wrong becomes the last event.
-
-    Raises `ClientGone`.
-    """
+    """Likewise, of what has come: perhaps nothing."""
     try:
         return call.write_news(writer), not call.done
     except ClientGone:
         raise
-    except ApiError as error:
-        writer.add_error(error)
-    except Exception:
-        log.exception("stream failed")
-        writer.add_error(internal())
-    return writer.take(), False
+    except Exception as error:
+        return _told(error, writer), False
+
+
+def _told(error: Exception, writer: ChunkWriter) -> bytes:
+    """What was written before an error, and the error."""
+    if not isinstance(error, ApiError):
+        log.error("stream failed", exc_info=error)
+        error = internal()
+    writer.add_error(error)
+    return writer.take()
