@@ -84,7 +84,6 @@ def services(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, list[
         local.wait_ready()
         children = [child for child in core.children() if "scheduler_svc.frontend" in child.cmdline()]
         yield local.url, {"frontend": [child.pid for child in children], "core": [core.pid], "executor": [executor.pid]}
-        local.hurry()
 
 
 @contextmanager
