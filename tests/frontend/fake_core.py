@@ -139,6 +139,13 @@ class FakeCore:
         """Serve other models from now on."""
         self.models, self.kv_capacity, self._announce = models, kv_capacity, True
 
+    def end_all(self) -> None:
+        """Have all that runs end, whether somebody hears it or not."""
+        with self._changed:
+            for playing in self._playing.values():
+                playing.answer = Answer(())
+        assert self.wait_for(lambda: not self.live)
+
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
         """Wait until something that this core sees has come about."""
         with self._changed:

@@ -67,6 +67,7 @@ def module_pair(shared_service: Service) -> Iterator[Pair]:
             yield Pair(first, url, second)
         finally:
             second.kill()
+            first.core.end_all()
             first.core.announce(usual, 100_000)
             wait_until(lambda: MODEL not in first.get("/v1/models").text)
 
