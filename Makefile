@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | lint | audit        all take PYTHON=, serve also PORT= and MODEL=
+# make setup | demo | serve | test | lint | audit | clients        all take PYTHON=, serve also PORT= and MODEL=
 PYTHON ?= python3
 PORT ?= 8000
 MODEL ?=
@@ -6,9 +6,10 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 AUDIT := .cache/audit
+CLIENTS := .cache/clients
 LINT := $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
-.PHONY: setup demo serve test lint audit
+.PHONY: setup demo serve test lint audit clients
 
 setup: $(STAMP)
 
@@ -41,3 +42,12 @@ audit: $(STAMP) $(AUDIT)/bin/pip-audit
 $(AUDIT)/bin/pip-audit:
 	$(PYTHON) -m venv $(AUDIT)
 	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+
+# Each client stands in an environment of its own: what it brings along is no part of Gilir, and may conflict with the others'.
+clients: $(STAMP) $(patsubst tests/clients/requirements/%.txt,$(CLIENTS)/%/.ready,$(wildcard tests/clients/requirements/*.txt))
+	$(RUN) -m pytest -m clients tests/clients
+
+$(CLIENTS)/%/.ready: tests/clients/requirements/%.txt
+	$(PYTHON) -m venv $(CLIENTS)/$*
+	$(CLIENTS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
