@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 @pytest.mark.parametrize("kind", ["chat_completions", "text_completions"])
 def test_guidellm(url: str, model: Path, installed: Any, tmp_path: Path, kind: str) -> None:
     path = "/v1/chat/completions" if kind == "chat_completions" else "/v1/completions"
-    flags = ["--backend", f"kind=openai_http,target={url},model=default_model,request_format={path}"]
+    flags = ["--backend", f"kind=openai_http,target={url},request_format={path}"]
     flags += ["--profile", "kind=concurrent,streams=2", "--constraint", f"kind=max_requests,count={REQUESTS}"]
     flags += ["--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={OUTPUT}"]
     flags += ["--tokenizer", f"kind=hf_auto,model={model}", "--output", "kind=json,path=report.json"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,11 @@ def proxy(url: str, installed: Any, tmp_path_factory: pytest.TempPathFactory) ->
     config = {"model_list": [{"model_name": "story", "litellm_params": params}]}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     command = ["litellm", "--config", "config.yaml", "--host", "127.0.0.1", "--port", "{port}"]
-    serving = installed("litellm").serving(*command, folder=folder, health="/health/liveliness", **ENVIRONMENT)
-    with serving as address, openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+    # It does not start without a key that is hard to guess.
+    key = f"sk-{secrets.token_hex(32)}"
+    environment = ENVIRONMENT | {"LITELLM_MASTER_KEY": key}
+    serving = installed("litellm").serving(*command, folder=folder, health="/health/liveliness", **environment)
+    with serving as address, openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0) as client:
         yield client
 
 
