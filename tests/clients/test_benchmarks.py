@@ -33,7 +33,7 @@ def test_aiperf(url: str, model: Path, installed: Any, tmp_path: Path) -> None:
     flags += ["--synthetic-input-tokens-mean", str(PROMPT), "--output-tokens-mean", str(OUTPUT)]
     flags += ["--extra-inputs", "ignore_eos:true", "--use-server-token-count", "--artifact-dir", "out"]
     # It takes a folder for a tokenizer only where it may ask a hub; it does not.
-    installed("aiperf").run("aiperf", "profile", *flags, folder=tmp_path, HF_HUB_OFFLINE="0")
+    installed("aiperf").run("aiperf", "profile", *flags, folder=tmp_path, HF_HUB_OFFLINE="")
     rows = [json.loads(line) for line in (tmp_path / "out" / "profile_export.jsonl").read_text().splitlines()]
     assert len(rows) == REQUESTS and not any(row.get("error") for row in rows)
     assert {row["metrics"]["usage_completion_tokens"]["value"] for row in rows} == {OUTPUT}

@@ -47,5 +47,6 @@ def test_the_tools_result_is_answered(read: Any) -> None:
     assert read["after_the_call"]["content"]
 
 
-def test_structured_output_has_the_class_that_was_asked_for(read: Any) -> None:
-    assert set(read["structured"]) == {"name", "age"} and 0 <= read["structured"]["age"] <= 120
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output_has_the_class_that_was_asked_for(read: Any, method: str) -> None:
+    assert set(read[method]) == {"name", "age"} and 0 <= read[method]["age"] <= 120

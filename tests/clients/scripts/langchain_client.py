@@ -42,6 +42,10 @@ def summed(chunks) -> dict:
     return told(whole) | {"num_chunks": len(chunks)}
 
 
+def structured(chat, method: str) -> dict:
+    return chat.with_structured_output(Person, method=method).invoke("Who is Ahab?").model_dump()
+
+
 def main() -> None:
     url, model = sys.argv[1:]
     common = {"base_url": f"{url}/v1", "api_key": "none", "temperature": 0, "max_retries": 0, "timeout": 120}
@@ -61,7 +65,8 @@ def main() -> None:
         "called": told(answer),
         "called_streamed": summed(calling.stream(PROMPT)),
         "after_the_call": told(longer.bind_tools([get_weather]).invoke([("user", PROMPT), answer, result])),
-        "structured": longer.with_structured_output(Person, method="json_schema").invoke("Who is Ahab?").model_dump(),
+        "json_schema": structured(longer, "json_schema"),
+        "function_calling": structured(longer, "function_calling"),
     }
     print(json.dumps(told_all))
 
