@@ -15,6 +15,7 @@ from fake_core import Answer, FakeCore
 from fastapi.testclient import TestClient
 from frontend_service import error_of, wait_until
 from tokenizers_for_tests import TOOL_CHAT, byte_level, card
+from tooled import AllCompile
 
 from common.wire import Submit
 from scheduler_svc.frontend.app import create_app
@@ -23,7 +24,6 @@ from scheduler_svc.frontend.settings import FrontendSettings
 SHAPES = Path(__file__).parents[1] / "clients" / "shapes"
 NAME, TEXT = "default_model", " one two three"
 TOKENIZER, CONFIG = byte_level()
-CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
 
 
 def shapes(paths: tuple[str, ...]) -> list[Any]:
@@ -31,10 +31,8 @@ def shapes(paths: tuple[str, ...]) -> list[Any]:
     found = []
     for file in sorted(SHAPES.glob("*.json")):
         for request in json.loads(file.read_text())["requests"]:
-            # The process that tries grammars takes seconds to start.
-            marks = [pytest.mark.nightly] if "response_format" in (request["body"] or {}) else []
             if request["path"] in paths:
-                found.append(pytest.param(file.stem, request, id=f"{file.stem}: {request['about']}", marks=marks))
+                found.append(pytest.param(file.stem, request, id=f"{file.stem}: {request['about']}"))
     return found
 
 
@@ -64,7 +62,9 @@ def module_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     address = f"ipc://{tmp_path_factory.mktemp('ipc')}/{uuid.uuid4().hex[:8]}"
     model = card(NAME, (TOKENIZER, CONFIG), TOOL_CHAT, max_model_len=4096, vocab_size=4096)
     core = FakeCore(address, [model])
-    with TestClient(create_app(FrontendSettings(core=address)), base_url="http://localhost") as client:
+    app = create_app(FrontendSettings(core=address))
+    app.state.frontend.grammars = AllCompile()
+    with TestClient(app, base_url="http://localhost") as client:
         wait_until(lambda: client.get("/health").status_code == 200 and client.get("/v1/models").json()["data"] != [])
         yield Served(client, core)
     core.close()
@@ -80,7 +80,9 @@ def served(module_served: Served) -> Served:
 def test_a_generation_is_read(served: Served, client: str, request_: Any) -> None:
     body = request_["body"]
     calls = bool(body.get("tools")) and body["messages"][-1]["role"] != "tool"
-    served.text = CALL if calls else TEXT
+    if calls:
+        name = body["tools"][0]["function"]["name"]
+        served.text = f'<tool_call>{{"name": "{name}", "arguments": {{"city": "Rome"}}}}</tool_call>'
     response = served.send(request_)
     assert response.status_code == 200, response.text
     taken = READERS[client](response)
