@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -20,6 +20,8 @@ class Taken:
     finish_reason: str | None = None
     first_piece: int = -1
     """Which chunk the client takes for the first token: its time to first token."""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    """Functions with their arguments."""
 
 
 def openai(response: httpx.Response) -> Taken:
@@ -35,6 +37,12 @@ def openai(response: httpx.Response) -> Taken:
                 taken.first_piece = number
             taken.text += piece
             taken.finish_reason = choice["finish_reason"] or taken.finish_reason
+            for call in choice.get("delta", {}).get("tool_calls") or []:
+                if call["index"] == len(taken.calls):
+                    assert call["id"] and call["type"] == "function"
+                    taken.calls.append((call["function"]["name"], ""))
+                name, arguments = taken.calls[call["index"]]
+                taken.calls[call["index"]] = name, arguments + (call["function"].get("arguments") or "")
         _count(taken, chunk.get("usage"))
     return taken
 
@@ -149,6 +157,9 @@ def _whole(answer: Any) -> Taken:
     choice = answer["choices"][0]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     taken = Taken(text or "", finish_reason=choice["finish_reason"])
+    for call in choice.get("message", {}).get("tool_calls") or []:
+        assert call["id"] and call["type"] == "function"
+        taken.calls.append((call["function"]["name"], call["function"]["arguments"]))
     _count(taken, answer["usage"])
     return taken
 

@@ -80,16 +80,21 @@ def served(module_served: Served) -> Served:
 def test_a_generation_is_read(served: Served, client: str, request_: Any) -> None:
     body = request_["body"]
     calls = bool(body.get("tools")) and body["messages"][-1]["role"] != "tool"
+    forced = isinstance(body.get("tool_choice"), dict)
     if calls:
         name = body["tools"][0]["function"]["name"]
-        served.text = f'<tool_call>{{"name": "{name}", "arguments": {{"city": "Rome"}}}}</tool_call>'
+        # A forced choice bounds the answer to calls as JSON, without markup.
+        free = '<tool_call>{"name": "NAME", "arguments": {}}</tool_call>'
+        bounded = '[{"name": "NAME", "parameters": {}}]'
+        served.text = (bounded if forced else free).replace("NAME", name)
     response = served.send(request_)
     assert response.status_code == 200, response.text
     taken = READERS[client](response)
     if body.get("echo"):
         assert taken.text.endswith(TOKENIZER.decode(TOKENIZER.encode(TEXT, add_special_tokens=False).ids[:1]))
     elif calls:
-        assert taken.text == "" and taken.finish_reason == "tool_calls"
+        assert taken.text == "" and taken.finish_reason == ("stop" if forced else "tool_calls")
+        assert taken.calls == [(name, "{}")]
     else:
         assert taken.text == TEXT
     told = not body.get("stream") or body.get("stream_options", {}).get("include_usage")

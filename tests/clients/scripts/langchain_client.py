@@ -50,7 +50,8 @@ def main() -> None:
     url, model = sys.argv[1:]
     common = {"base_url": f"{url}/v1", "api_key": "none", "temperature": 0, "max_retries": 0, "timeout": 120}
     chat = ChatOpenAI(model=model, max_tokens=16, **common)
-    longer = ChatOpenAI(model=model, max_tokens=100, **common)
+    # White space that the grammar allows takes this model many tokens.
+    longer = ChatOpenAI(model=model, max_tokens=400, **common)
     # A model this small calls no tool by itself: a grammar bounds its answer to a call.
     calling = ChatOpenAI(
         model=model, max_tokens=100, **common, extra_body={"structured_outputs": {"regex": CALL}}
