@@ -19,7 +19,6 @@ from common.processes import end_with_parent
 from deploy.local import ROOT, LocalServices
 
 ROOM = Path(os.environ.get("GILIR_CLIENTS") or ROOT / ".cache" / "clients")
-SCRIPTS = Path(__file__).parent / "scripts"
 MODEL = ROOT / "executor_svc" / "default_model"
 TEMPLATE = """\
 {%- if tools %}{{ bos_token }}<|system|>Tools: {{ tools | tojson }} Write <tool_call>{"name": …}</tool_call>.<|end|>
@@ -41,7 +40,7 @@ class Client:
     def __init__(self, name: str) -> None:
         self.bin = ROOM / name / "bin"
         if not (self.bin / "python").exists():
-            pytest.skip(f"{name} is not installed: make clients builds its environment")
+            pytest.skip(f"{name} has no environment in {ROOM}")
         # No hub can be asked: a client that needs one must fail at once. No key of the caller's goes to a test.
         self.environment = {k: v for k, v in os.environ.items() if "API_KEY" not in k and k != "PYTHONPATH"}
         self.environment |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OPENAI_API_KEY": "none"}
