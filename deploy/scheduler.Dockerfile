@@ -7,7 +7,7 @@ WORKDIR /opt/gilir
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY common common
 COPY scheduler_svc scheduler_svc
-RUN pip install --no-cache-dir --constraint constraints.txt ".[otel,postgres]"
+RUN pip install --no-cache-dir --constraint constraints.txt ".[cli,otel,postgres]"
 # Grammars. It names torch, transformers and triton as its own, which are not used here.
 RUN pip install --no-cache-dir --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
 USER gilir
