@@ -13,11 +13,12 @@ LINT := $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)
 
 setup: $(STAMP)
 
+# Python compiles the modules that are imported, when they first are: a fraction of those that come.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is too old, Gilir needs Python 3.11 or later: make PYTHON=python3.12 …"; exit 1; }
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: $(STAMP)
