@@ -67,7 +67,7 @@ CATALOGUE: dict[str, Metric] = {
     "vllm:prompt_tokens": _counter("Prompt tokens of sequences that have got a first token.", *MODEL),
     "vllm:generation_tokens": _counter("Tokens generated.", *MODEL),
     "vllm:request_success": _counter(
-        "Sequences that have ended: stop, length, abort (also by a stop string), error.",
+        "Sequences that have ended: stop (also by a stop string), length, abort, error.",
         *MODEL,
         "finished_reason",
     ),

@@ -234,7 +234,7 @@ def test_the_dashboard_has_a_row_for_each_subject_and_no_overlaps() -> None:
 
 
 def test_the_table_of_the_documentation_is_the_catalogue() -> None:
-    text = (ROOT / "docs/operations.md").read_text()
+    text = (ROOT / "docs/metrics.md").read_text()
     rows = re.findall(r"^\| `((?:vllm:|gilir_)\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
     expected = [
         (name + "_total" * (metric.kind == "counter"), metric.kind, ", ".join(metric.labels) or "–", metric.help)
