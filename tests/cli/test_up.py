@@ -23,6 +23,8 @@ from deploy.local import ROOT
 from scheduler_svc.cli import main
 from scheduler_svc.cli.up.child import LONGEST_DELAY_S, STABLE_S, Child
 from scheduler_svc.cli.up.config import Mistakes, Overrides, dialled, load
+from scheduler_svc.cli.up.console import Console
+from scheduler_svc.cli.up.fleet import Failed, Fleet
 
 PATIENCE_S = 60.0
 
@@ -104,10 +106,13 @@ def test_the_other_commands_talk_to_it(
     assert "listening" in (logs / "scheduler.log").read_text()
 
 
+@pytest.mark.nightly
 def test_an_executor_that_dies_is_started_again_and_its_stream_goes_on(shared: tuple[Up, str]) -> None:
     up, url = shared
     body = {"prompt": "In the beginning", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
-    whole = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()["choices"][0]["text"]
+    undisturbed = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    assert undisturbed.status_code == 200, undisturbed.text
+    whole = undisturbed.json()["choices"][0]["text"]
     with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=120) as answer:
         chunks = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: {"))
         text = json.loads(next(chunks))["choices"][0]["text"]
@@ -166,6 +171,7 @@ def test_a_taken_port_is_said_plainly() -> None:
     assert re.fullmatch(r"error: cannot listen on 127\.0\.0\.1:\d+: Address already in use\n", errors)
 
 
+@pytest.mark.nightly
 def test_a_model_that_is_not_there_is_said_plainly() -> None:
     up = Up("--port", "0", "--model", "/no/such/model")
     _, errors = up.process.communicate(timeout=PATIENCE_S)
@@ -297,6 +303,22 @@ def test_one_that_keeps_dying_is_started_later_and_later() -> None:
     child.process.wait()
     assert child.check(now + STABLE_S + 1).endswith("at once")  # it had lived long
     assert child.last_words() == ["error: no luck"] * len(child.tail) and "error: no luck" in lines
+
+
+def test_one_that_ends_before_all_are_ready_ends_the_start_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # these are the handlers of pytest's own process
+    console = Console(["scheduler", "executor-0"], None)
+    scheduler = Child("scheduler", ["-S", "-c", "import signal; signal.pause()"], console.write)
+    executor = Child("executor-0", ["-S", "-c", "raise SystemExit('error: no such model')"], console.write)
+    fleet = Fleet(scheduler, [executor], console, "http://127.0.0.1:1", 60.0)
+    fleet.start()
+    try:
+        with pytest.raises(Failed) as failed:
+            fleet.wait_ready()
+    finally:
+        fleet.stop()
+    assert failed.value.status == 1 and failed.value.args == ("executor-0: no such model",)
+    assert not scheduler.is_running
 
 
 def test_it_ends_with_the_thread_that_started_it() -> None:

@@ -89,8 +89,8 @@ class Child:
         """
         if self._reader is not None:
             self._reader.join(1.0)
-        errors = [line for line in self.tail if line.startswith("error: ")]
-        return errors or list(self.tail)
+        lines = list(self.tail)  # at once: the thread may still add to it
+        return [line for line in lines if line.startswith("error: ")] or lines
 
 
 def ending(status: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-import urllib.error
 import urllib.request
 from types import FrameType
 
@@ -14,9 +13,13 @@ from scheduler_svc.cli.up.child import Child, ending
 from scheduler_svc.cli.up.console import Console
 
 TURN_S = 0.1
+"""Between two looks at the processes."""
 LEEWAY_S = 10.0
 """Beyond its grace, before a process that was asked to end is killed."""
 EXECUTORS_S = 15.0
+"""Before executors that were asked to end are killed."""
+LOOK_S = 5.0
+"""To wait for the answer to whether it is ready."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -37,6 +40,8 @@ class Fleet:
     def __init__(self, scheduler: Child, executors: list[Child], console: Console, url: str, grace_s: float) -> None:
         self._scheduler, self._executors, self._console = scheduler, executors, console
         self._url, self._grace_s = url, grace_s
+        # The proxy of an environment knows no address of this machine.
+        self._direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._num_signals = 0
         self._stop = threading.Event()
         for number in SIGNALS:
@@ -88,9 +93,9 @@ class Fleet:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/health/ready", timeout=5) as answer:
+            with self._direct.open(f"{self._url}/health/ready", timeout=LOOK_S) as answer:
                 return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+        except OSError:
             return False
 
     def watch(self) -> None:
