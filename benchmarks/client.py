@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from scheduler_svc.cli.bench import client as load
+from scheduler_svc.cli.bench import figures as load_figures
 from scheduler_svc.cli.bench.client import Answer, Client, Request
-from scheduler_svc.cli.bench.figures import Times
+from scheduler_svc.cli.bench.prompts import HIGHEST_ID, LOWEST_ID
 
 SHORTEST_PROMPT, LONGEST_PROMPT = 16, 512
 SHORTEST_OUTPUT, LONGEST_OUTPUT = 8, 256
-LOWEST_ID, HIGHEST_ID = 10, 4000
-"""Token ids of synthetic prompts: every model has them, and they are no special ones."""
+COUNTS = ("requests", "failed", "seconds", "output_tokens", "output_tokens_per_s")
 
 
 def synthetic(count: int, seed: int = 0) -> list[Request]:
@@ -64,21 +64,10 @@ async def open_loop(client: Client, requests: Sequence[Request], rate: float, se
 
 
 def figures(answers: Sequence[Answer]) -> dict[str, float]:
-    """Times in milliseconds. ITL: between two events of a request. TPOT: of a request, from its first token to its
-    last over the tokens behind the first. `failed` answers count nowhere else."""
-    good = [answer for answer in answers if not answer.error and answer.times]
-    found: dict[str, float] = {"requests": len(good), "failed": len(answers) - len(good)}
-    if not good:
-        return found
-    seconds = max(answer.ended for answer in good) - min(answer.sent for answer in good)
-    tokens = sum(answer.tokens for answer in good)
-    found |= {"seconds": seconds, "output_tokens": tokens, "output_tokens_per_s": tokens / seconds}
-    times = Times.of(good)
-    for name, values, quantiles in (
-        ("ttft", times.ttft, (50, 99)),
-        ("itl", times.itl, (50, 99)),
-        ("tpot", times.tpot, (50,)),
-    ):
-        if len(values):
-            found |= {f"{name}_p{q}_ms": 1000 * float(np.percentile(values, q)) for q in quantiles}
+    """Those of `gilir bench` that servers are compared by, under flat names. Times in milliseconds."""
+    told = load_figures.figures(answers)
+    found: dict[str, float] = {name: told[name] for name in COUNTS if name in told}
+    for name, quantiles in (("ttft", (50, 99)), ("itl", (50, 99)), ("tpot", (50,))):
+        if values := told.get(f"{name}_ms"):
+            found |= {f"{name}_p{q}_ms": values[f"p{q}"] for q in quantiles}
     return found
