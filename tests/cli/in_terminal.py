@@ -16,7 +16,7 @@ from typing import Self
 
 from deploy.local import ROOT
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class InTerminal:

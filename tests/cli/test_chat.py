@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -136,5 +137,13 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends_the_chat(stub: St
 
 
 def thinks_on(_body: Any) -> Iterator[Any]:
-    said: Iterator[dict[str, str]] = ({"content": "on "} for _ in itertools.count())
-    return chat_events(itertools.chain([{"reasoning_content": "Hm"}, {"content": "\033[2J"}], said))
+    """For ever, but not as fast as the machine can: who reads has other things to do."""
+
+    def pieces() -> Iterator[dict[str, str]]:
+        yield {"reasoning_content": "Hm"}
+        yield {"content": "\033[2J"}
+        while True:
+            yield {"content": "on "}
+            time.sleep(0.002)
+
+    return chat_events(pieces())

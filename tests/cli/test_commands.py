@@ -50,7 +50,7 @@ def test_without_the_extra_the_command_says_what_is_missing(
     assert fails("chat") == "gilir chat needs rich: pip install 'gilir[cli]'"
 
 
-def test_ctrl_c_ends_without_a_traceback(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     class Interrupting:
         @staticmethod
         def main(_arguments: list[str], _prog: str) -> int:
