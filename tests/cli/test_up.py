@@ -242,11 +242,12 @@ def test_each_mistake_of_a_file_is_a_line_that_names_the_field(
     config: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = '[scheduler]\nmax_num_seqs = "lots"\nnonsense = 1\n[executor]\ndtype = "float99"\n[up]\nexecutors = 2\n'
-    path = config(text + "[frontend]\ngrammar_cpu_s = 0\n")
+    path = config(text + "[frontend]\ngrammar_cpu_s = 0\n[admin]\nport = 1\n")
     assert main(["up", "--config", str(path)]) == 2
     lines = capsys.readouterr().err.splitlines()
     told = [line.removeprefix(f"error: {path}: ").split(":")[0] for line in lines]
-    wanted = ["[scheduler] max-num-seqs", "[scheduler] nonsense", "[frontend] grammar-cpu-s", "[executor] dtype"]
+    wanted = ["[scheduler] max-num-seqs", "[scheduler] nonsense", "[frontend] grammar-cpu-s", "[admin] port"]
+    wanted += ["[executor] dtype"]
     assert told == wanted, lines
 
 
@@ -277,6 +278,8 @@ def test_mistakes_of_flags(tmp_path: Path, config: Callable[[str], Path]) -> Non
     for text in ("port=1", "scheduler.port", "core.port=1", "scheduler.=1"):
         with pytest.raises(Mistakes, match="must be scheduler"):
             load(Overrides(sets=(text,)), tmp_path)
+    with pytest.raises(Mistakes, match="--executors: must be a number from 0 to 64"):
+        load(Overrides(executors=65), tmp_path)
     with pytest.raises(Mistakes, match=r"no\.toml: No such file"):
         load(Overrides(config=tmp_path / "no.toml"), tmp_path)
 
@@ -344,14 +347,14 @@ from scheduler_svc.cli.up.console import Console
 from scheduler_svc.cli.up.fleet import Fleet
 
 stubborn = '''
-import signal
+import os, signal
 left = int(__import__("sys").argv[1])
 def handle(*_):
     global left
     left -= 1
     print("asked", flush=True)
     if not left:
-        raise SystemExit(0)
+        os._exit(0)  # at once: while an interpreter ends, the next signal would kill it
 signal.signal(signal.SIGTERM, handle)
 print("runs", flush=True)
 while True:

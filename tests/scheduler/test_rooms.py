@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frontend": {"batches", "http", "keys", "metrics"},
     "batch_runner": {"frontend", "batches", "http", "keys", "metrics"},
     "admin": {"core", "http", "keys", "membership", "metrics"},
-    "cli": {"frontend", "settings", "simulator", "supervisor"},
+    "cli": {"admin", "frontend", "settings", "simulator", "supervisor"},
 }
 """What each room, a folder or a file, may import of the others."""
 PURE = sys.stdlib_module_names | {"common", "numpy", "scheduler_svc"}

@@ -39,7 +39,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made.add_argument("--host", help="address of the API (127.0.0.1)")
     made.add_argument("--port", type=int, help="port of the API (8000); 0 takes a free one")
     made.add_argument("--admin-port", type=int, metavar="PORT", help="of the admin API, for `gilir executors`")
-    made.add_argument("--executors", type=positive, metavar="N", help="how many (1, or what the file says)")
+    made.add_argument("--executors", type=int, metavar="N", help="how many (1, or what the file says)")
     made.add_argument("--frontends", type=positive, metavar="N", help="processes that answer HTTP (1)")
     made.add_argument("--logs", type=Path, metavar="FOLDER", help="logs go there, a file a process, not to the console")
     made.add_argument(

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from common.settings import CONFIG_VARIABLE
+from scheduler_svc.admin.settings import AdminSettings
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.settings import SchedulerSettings
 
@@ -70,6 +71,8 @@ def load(given: Overrides, folder: Path) -> UpConfig:
     path = os.environ.get(CONFIG_VARIABLE)
     tables = _read(Path(path)) if path else {}
     own = _own_table(tables.get(TABLE, {}), path or "")
+    if given.executors is not None and not 0 <= given.executors <= MAX_EXECUTORS:
+        raise Mistakes(f"--executors: must be a number from 0 to {MAX_EXECUTORS} (got {given.executors})")
     sets = _sets(given.sets)
     for name, value in (("host", given.host), ("port", given.port), ("admin-port", given.admin_port)):
         if value is not None:
@@ -167,11 +170,12 @@ def _check_settings(sets: dict[str, list[str]]) -> SchedulerSettings | None:
     found = None
     with contextlib.suppress(SystemExit):
         found = SchedulerSettings.from_command_line(sets["scheduler"], prog="gilir up")
-    try:
-        # It inherits a socket: who may listen is judged with the scheduler's settings.
-        FrontendSettings.from_command_line(["--core", "ipc://core", "--fd", "0"], prog="gilir up")
-    except SystemExit:
-        return None
+    for child in (FrontendSettings, AdminSettings):
+        try:
+            # They inherit a socket: who may listen is judged with the scheduler's settings.
+            child.from_command_line(["--core", "ipc://core", "--fd", "0"], prog="gilir up")
+        except SystemExit:
+            found = None
     return found
 
 

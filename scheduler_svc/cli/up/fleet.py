@@ -63,7 +63,7 @@ class Fleet:
             child.start(time.monotonic())
 
     def wait_ready(self) -> bool:
-        """Until the scheduler takes requests; an executor may load for long. False: a signal came before.
+        """Until the scheduler takes requests, for which an executor may load for long. False: a signal came before.
 
         Raises `Failed` when a process ends.
         """
@@ -74,7 +74,7 @@ class Fleet:
             if not told and any(COMPILING in line for child in self._executors for line in list(child.tail)):
                 told = True
                 self._console.tell(f"{COMPILING} …")
-            if not self._executors or self._is_ready():
+            if self._is_ready():
                 return True
         return False
 
@@ -92,8 +92,10 @@ class Fleet:
         raise Failed(1, f"{child.name} ended with {ending(status)}", *words)
 
     def _is_ready(self) -> bool:
+        # Without executors of our own, those of others may come later.
+        path = "/health/ready" if self._executors else "/health/live"
         try:
-            with self._direct.open(f"{self._url}/health/ready", timeout=LOOK_S) as answer:
+            with self._direct.open(self._url + path, timeout=LOOK_S) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
