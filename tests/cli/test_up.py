@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import signal
 import socket
@@ -306,6 +308,22 @@ def test_one_that_keeps_dying_is_started_later_and_later() -> None:
     child.process.wait()
     assert child.check(now + STABLE_S + 1).endswith("at once")  # it had lived long
     assert child.last_words() == ["error: no luck"] * len(child.tail) and "error: no luck" in lines
+
+
+def test_what_cannot_be_started_again_now_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Child("x", ["-S", "-c", ""], lambda name, line: None)
+    child.start(0.0)
+    assert child.process is not None and child.process.wait() == 0
+    assert child.check(0.0) == "x: ended with status 0, is started again at once"
+
+    def no_room(*_arguments: object, **_more: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", no_room)
+        assert child.check(0.0) == "x: cannot be started: Cannot allocate memory, is started again in 0.5 s"
+    assert child.check(0.4) == "" and child.check(0.5) == "x: started again"
+    child.process.wait()
 
 
 def test_one_that_ends_before_all_are_ready_ends_the_start_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ class Child:
         self._failures = 0
 
     def start(self, now: float) -> None:
-        """Call it in the main thread: the kernel ends the child with the thread that started it."""
+        """Call it in the main thread: the kernel ends the child with the thread that started it. Raises OSError."""
         self._started_at = now
         # A session of its own: Ctrl-C reaches us alone, and what is left is ended in order.
         self.process = subprocess.Popen(
@@ -61,17 +61,24 @@ class Child:
         if self.process is None:
             if now < self._due_at:
                 return ""
-            self.start(now)
+            try:
+                self.start(now)
+            except OSError as error:  # the machine has no memory left for it, or no process
+                return self._put_off(now, f"cannot be started: {error.strerror or error}")
             return f"{self.name}: started again"
         status = self.process.poll()
         if status is None:
             return ""
         self.process = None
+        return self._put_off(now, f"ended with {ending(status)}")
+
+    def _put_off(self, now: float, what: str) -> str:
+        """When it is started again, as a line."""
         self._failures = 1 if now - self._started_at > STABLE_S else self._failures + 1
         delay = 0.0 if self._failures == 1 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (self._failures - 2))
         self._due_at = now + delay
         when = f"in {delay:g} s" if delay else "at once"
-        return f"{self.name}: ended with {ending(status)}, is started again {when}"
+        return f"{self.name}: {what}, is started again {when}"
 
     @property
     def is_running(self) -> bool:
