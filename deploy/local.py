@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,8 @@ from common.logs import COMPILING
 from common.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""The proxy of an environment knows no address of this machine."""
 
 
 class ServiceFailed(Exception):
@@ -72,11 +73,11 @@ class Process:
 class LocalServices:
     """A scheduler and some executors that meet on an ipc socket in a temporary folder."""
 
-    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, scheduler_flags: list[str] | None = None) -> None:
+    def __init__(self, *, scheduler_flags: list[str] | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gilir-"))
         self.executor_address = f"ipc://{self.folder}/executors.sock"
         self.processes: list[Process] = []
-        self._host, self._port = host, port
+        self._port = 0
         self._scheduler_flags = scheduler_flags or []
         self.plan_log = self.folder / "plans"
         self._num_executors = 0
@@ -91,14 +92,13 @@ class LocalServices:
 
     @property
     def url(self) -> str:
-        return f"http://{self._host}:{self._port}"
+        return f"http://127.0.0.1:{self._port}"
 
     def start_scheduler(self, environment: dict[str, str] | None = None) -> Process:
         """Start the scheduler; the port that it took is read from its log."""
-        flags = ["--host", self._host, "--port", str(self._port), "--executor-bind", self.executor_address]
+        flags = ["--host", "127.0.0.1", "--port", "0", "--executor-bind", self.executor_address]
         flags += ["--run-dir", str(self.folder / "run"), "--plan-log", str(self.plan_log), *self._scheduler_flags]
         process = self._start("scheduler", ["-m", "scheduler_svc", *flags], environment)
-        # Also where the port was given: another server may answer on it.
         self._port = self._read_port(process)
         return process
 
@@ -136,10 +136,10 @@ class LocalServices:
                 tell(f"{COMPILING} …")
                 tell = None
             try:
-                with urllib.request.urlopen(f"{self.url}/health/ready", timeout=5) as answer:
+                with DIRECT.open(f"{self.url}/health/ready", timeout=5) as answer:
                     if answer.status == 200:
                         return
-            except (urllib.error.URLError, OSError):
+            except OSError:
                 pass
             time.sleep(0.05)
         logs = "\n".join(f"--- {process.name}\n{process.log_tail()}" for process in self.processes)

@@ -30,7 +30,8 @@ def test_a_compilation_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     line = f"2026 [info     ] {COMPILING} isa=avx2 service=executor"
     with http.server.HTTPServer(("127.0.0.1", 0), _Ready) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with LocalServices(port=server.server_port) as services:
+        with LocalServices() as services:
+            monkeypatch.setattr(services, "_port", server.server_port)
             process = Process("executor", ["-c", f"print({line!r})"], tmp_path)
             assert process.popen.wait(20) == 0
             services.processes.append(process)
