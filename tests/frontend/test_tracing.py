@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+
+from scheduler_svc.frontend.tracing.middleware import Trace
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -159,6 +162,27 @@ def test_an_error_in_a_stream_has_its_type_though_its_status_is_200(traced: Trac
     assert "it broke" in traced.chat(stream=True).text
     *_, span = traced.spans(4)
     assert attributes(span)["error.type"] == "failed" and span.status.status_code is StatusCode.ERROR
+
+
+@pytest.mark.parametrize(("gone", "failure"), [(True, "client_gone"), (False, None)])
+def test_who_leaves_is_told_and_a_sequence_that_goes_on_has_no_finish_reason(gone: bool, failure: str | None) -> None:
+    """A resumable stream goes on without its client."""
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("a test")
+    running = SimpleNamespace(finished=False, finish_reason=None, failure=None, num_tokens=3)
+    running.stream = SimpleNamespace(ended=None)
+    ended = SimpleNamespace(**{**vars(running), "finished": True, "finish_reason": "stop"})
+    usage = {"prompt_tokens": 2, "completion_tokens": 6, "prompt_tokens_details": {"cached_tokens": 0}}
+    call: Any = SimpleNamespace(id="cmpl-1", usage=lambda: usage, outputs=(running, ended), done=False)
+    call.generation = SimpleNamespace(gone=gone)
+    call.task = SimpleNamespace(model=SimpleNamespace(name="m"), parameters=SimpleNamespace(stream=True))
+    trace = Trace(tracer, tracer.start_span("chat"), "chat")
+    trace._call = call
+    trace.end("")
+    (span,) = exporter.get_finished_spans()
+    told = attributes(span)
+    assert told["gen_ai.response.finish_reasons"] == ("stop",) and told.get("error.type") == failure
 
 
 def test_a_refused_request_has_a_span_without_what_the_client_made_up(traced: Traced) -> None:

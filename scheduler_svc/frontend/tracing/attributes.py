@@ -33,12 +33,12 @@ def of_task(task: Task) -> dict[str, Value]:
 
 
 def of_answer(call: Call) -> dict[str, Value]:
-    """What has come of it."""
-    usage = call.usage()
+    """What has come of it so far. Sequences whose client has left, or will resume them, have no finish reason."""
+    usage, ended = call.usage(), [output for output in call.outputs if output.finished or output.failure is not None]
     return {
         "gen_ai.response.id": call.id,
         "gen_ai.response.model": call.task.model.name,
-        "gen_ai.response.finish_reasons": [output.finish_reason or "error" for output in call.outputs],
+        "gen_ai.response.finish_reasons": [output.finish_reason or "error" for output in ended],
         "gen_ai.usage.input_tokens": usage["prompt_tokens"],
         "gen_ai.usage.output_tokens": usage["completion_tokens"],
         "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
