@@ -20,7 +20,7 @@ from common.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""The proxy of an environment knows no address of this machine."""
+"""What listens on this machine is not asked through the proxy that the environment may name."""
 
 
 class ServiceFailed(Exception):

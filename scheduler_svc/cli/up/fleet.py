@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import urllib.request
+from http.client import HTTPException
 from types import FrameType
 
 from common.logs import COMPILING
@@ -18,8 +19,8 @@ LEEWAY_S = 10.0
 """Beyond its grace, before a process that was asked to end is killed."""
 EXECUTORS_S = 15.0
 """Before executors that were asked to end are killed."""
-LOOK_S = 5.0
-"""To wait for the answer to whether it is ready."""
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""What listens on this machine is not asked through the proxy that the environment may name."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -40,8 +41,6 @@ class Fleet:
     def __init__(self, scheduler: Child, executors: list[Child], console: Console, url: str, grace_s: float) -> None:
         self._scheduler, self._executors, self._console = scheduler, executors, console
         self._url, self._grace_s = url, grace_s
-        # The proxy of an environment knows no address of this machine.
-        self._direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._num_signals = 0
         self._stop = threading.Event()
         for number in SIGNALS:
@@ -95,9 +94,9 @@ class Fleet:
         # Without executors of our own, those of others may come later.
         path = "/health/ready" if self._executors else "/health/live"
         try:
-            with self._direct.open(self._url + path, timeout=LOOK_S) as answer:
+            with DIRECT.open(self._url + path, timeout=5) as answer:
                 return bool(answer.status == 200)
-        except OSError:
+        except (OSError, HTTPException):
             return False
 
     def watch(self) -> None:
