@@ -200,9 +200,13 @@ class CoreLink:
         self._turn_due = False
         if self._context is None:
             return
-        read_all = not self._told and self._receive()
-        if not (self._deliver() and read_all):
-            self._call_turn()
+        done = False
+        try:
+            read_all = not self._told and self._receive()
+            done = self._deliver() and read_all
+        finally:  # the socket signals each arrival once: what one request breaks must not leave others unread
+            if not done:
+                self._call_turn()
 
     def _receive(self) -> bool:
         """Read messages. Returns whether that was all there are."""

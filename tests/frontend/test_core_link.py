@@ -101,6 +101,28 @@ def test_stream_numbers_wrap_and_pass_over_live_ones(core: FakeCore) -> None:
     run(core, scenario)
 
 
+def test_a_request_that_breaks_costs_no_other_its_news(core: FakeCore) -> None:
+    core.answer(Answer((6, 7)))
+
+    async def scenario(link: CoreLink) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+        broken, other = link.generation(), link.generation()
+
+        def fail() -> None:
+            raise RuntimeError
+
+        broken.listener = fail
+        link.submit(broken, [request(1)])
+        link.submit(other, [request(1)])
+        while other.streams[0].ended is None:
+            await asyncio.wait_for(other.wait(), 5)
+        assert other.streams[0].tokens == [6, 7]
+        for generation in (broken, other):
+            generation.close()
+
+    run(core, scenario)
+
+
 def test_an_aborted_stream_hears_nothing_more_and_the_others_go_on(core: FakeCore) -> None:
     core.answer(Answer((5,), endless=True), Answer((6, 7)))
 
