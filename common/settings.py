@@ -69,7 +69,7 @@ class ServiceSettings(BaseSettings):
                     print(f"error: {where} {name}: there is no such setting", file=sys.stderr)
                     continue
                 # What does not hold between settings has no name, and its input is all of them.
-                given = f" (got {item['input']!r})" if name and not cls._is_secret(item["loc"][0]) else ""
+                given = f" (got {item['input']!r})" if name and not cls.is_secret(item["loc"][0]) else ""
                 where = f"{cls._in_file(item['loc'][0], item['input'])}{name}: " if name else ""
                 print(f"error: {where}{text}{given}", file=sys.stderr)
         except (OSError, ValueError) as error:
@@ -85,7 +85,7 @@ class ServiceSettings(BaseSettings):
         return f"{path}: [{cls.table}] " if is_from_file else "--"
 
     @classmethod
-    def _is_secret(cls, name: int | str) -> bool:
+    def is_secret(cls, name: int | str) -> bool:
         """Whether a field's value must not be shown."""
         field = cls.model_fields.get(str(name))
         return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))

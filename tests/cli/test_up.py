@@ -213,7 +213,7 @@ def test_a_file_says_what_runs_and_flags_go_before_it(
     config: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = config(EVERY_TABLE)
-    monkeypatch.setattr("scheduler_svc.cli.up.config._check_executors", lambda _: [])
+    monkeypatch.setattr("scheduler_svc.cli.up.config.check_executors", lambda *_: [])
     found = load(Overrides(config=path, port=9001, model="/m", sets=("scheduler.kv=contiguous",)), tmp_path)
     assert (found.settings.port, found.settings.max_num_seqs, found.settings.kv) == (9001, 4, "contiguous")
     address = f"ipc://{tmp_path}/executors.sock"
@@ -248,6 +248,50 @@ def test_each_mistake_of_a_file_is_a_line_that_names_the_field(
     assert told == wanted, lines
 
 
+def test_mistakes_hide_no_others(config: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[scheduler]\nprot = 1\n[up]\nlog = "x"\n[[up.executor]]\nname = "a"\nnonsense = 1\ndevice = "tpu"\n'
+    path = config(text)
+    sets = ("--set", "scheduler.foo=1", "--set", "executor.max_num_seqs=0", "--set", "executor.foo=true")
+    assert main(["up", "--config", str(path), *sets]) == 2
+    told = [line.removeprefix("error: ").rpartition(": ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == [
+        f"{path}: [up] log",
+        "--set scheduler.foo",
+        f"{path}: [scheduler] prot",
+        f"{path}: [[up.executor]] a nonsense",
+        "--set executor.foo",
+        f"{path}: [[up.executor]] a device",
+        "--set executor.max_num_seqs",
+    ]
+
+
+def test_a_table_that_there_is_not_is_told_once(
+    config: Callable[[str], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_svc.cli.up.config.check_executors", lambda *_: [])
+    path = config("[executr]\n")
+    assert main(["up", "--config", str(path)]) == 2
+    line = f"error: {path}: there is no table [executr], only scheduler, frontend, executor, admin, up"
+    assert capsys.readouterr().err.splitlines() == [line]
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("--max-model-len", "as --set executor.max_model_len=VALUE"),
+        ("--api-keys=k", "as --set scheduler.api_keys=k"),
+        ("--api-key", "set GILIR_API_KEY"),
+        ("m", "as --model m"),
+    ],
+)
+def test_an_argument_of_other_servers_is_answered_by_what_to_write(
+    argument: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", argument])
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -256,7 +300,10 @@ def test_each_mistake_of_a_file_is_a_line_that_names_the_field(
             ["[up] executor_count: there", "[up] executors: must be"],
         ),
         ("[up]\nlogs = 3\nexecutor = 4\n", ["[up] logs: must be a folder", "[up] executor: must be tables"]),
-        ("[up]\nexecutors = 1\n[[up.executor]]\n[[up.executor]]\n", ["[up] executors: is 1, but there are 2"]),
+        (
+            "[up]\nexecutors = 1\n[[up.executor]]\n[[up.executor]]\n",
+            ["[up] executors: is 1, but [[up.executor]] stands"],
+        ),
         ('[[up.executor]]\nname = "a"\n[[up.executor]]\nname = "a"\n', ["[[up.executor]] name: there are two of 'a'"]),
         ("up = 3\n", ["up must be a table"]),
         ("[up\n", ["Expected ']'"]),

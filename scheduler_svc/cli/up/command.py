@@ -14,6 +14,7 @@ from scheduler_svc.cli.up.child import Child
 from scheduler_svc.cli.up.config import Mistakes, Overrides, UpConfig, load
 from scheduler_svc.cli.up.console import Console
 from scheduler_svc.cli.up.fleet import Failed, Fleet
+from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.supervisor import PortTaken, listen
 
 DESCRIPTION = """Runs a scheduler and executors as processes of this machine, and starts again what dies. Ctrl-C or
@@ -52,9 +53,24 @@ def parser(prog: str) -> argparse.ArgumentParser:
     return made
 
 
+def hint(unknown: str) -> str:
+    """What to write instead of an argument that there is not: the settings of the services are given another way."""
+    if not unknown.startswith("--"):
+        return f"{unknown}: a model is given as --model {unknown}, a file of settings as --config {unknown}"
+    flag, _, value = unknown.partition("=")
+    name = flag.removeprefix("--").replace("-", "_")
+    if SchedulerSettings.is_secret(name):
+        return f"there is no {flag} here; others see command lines, so set GILIR_{name.upper()} instead"
+    table = "scheduler" if name in SchedulerSettings.model_fields else "executor"
+    return f"there is no {flag} here; a setting of the {table} is given as --set {table}.{name}={value or 'VALUE'}"
+
+
 def main(arguments: list[str], prog: str) -> int:
     """Exit status 0 after a signal, 1 where a service fails, 2 for a configuration with mistakes."""
-    options = parser(prog).parse_args(arguments)
+    made = parser(prog)
+    options, others = made.parse_known_args(arguments)
+    if others:
+        made.error(hint(others[0]))
     folder = Path(tempfile.mkdtemp(prefix="gilir-"))
     try:
         given = vars(options)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import subprocess
-import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +10,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from common.settings import CONFIG_VARIABLE
-from scheduler_svc.admin.settings import AdminSettings
-from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.cli.up.checks import check_executors, check_scheduler
 from scheduler_svc.settings import SchedulerSettings
 
 TABLE = "up"
 FIELDS = ("executors", "logs", "executor")
 MAX_EXECUTORS = 64
-CHECK_EXECUTORS = """import contextlib, json, sys
-from executor_svc.settings import ExecutorSettings
-for flags in json.loads(sys.argv[1]):
-    with contextlib.suppress(SystemExit):
-        ExecutorSettings.from_command_line(flags, prog="gilir up")"""
-"""In a process of its own: nothing of the executors is imported here."""
 
 
 class Mistakes(Exception):
@@ -63,17 +52,16 @@ class Overrides:
 def load(given: Overrides, folder: Path) -> UpConfig:
     """Read and check everything. `folder`: where the services meet, unless they are told another place.
 
-    The path of the file goes into the environment, where the services find it. Raises `Mistakes`; where the settings
-    of a service are wrong, the lines have been written to stderr already, and `Mistakes` has none.
+    The path of the file goes into the environment, where the services find it. Raises `Mistakes`.
     """
     if given.config is not None:
         os.environ[CONFIG_VARIABLE] = str(given.config.absolute())
     path = os.environ.get(CONFIG_VARIABLE)
     tables = _read(Path(path)) if path else {}
-    own = _own_table(tables.get(TABLE, {}), path or "")
+    own, wrong = _own_table(tables.get(TABLE, {}), path or "")
     if given.executors is not None and not 0 <= given.executors <= MAX_EXECUTORS:
-        raise Mistakes(f"--executors: must be a number from 0 to {MAX_EXECUTORS} (got {given.executors})")
-    sets = _sets(given.sets)
+        raise Mistakes(*wrong, f"--executors: must be a number from 0 to {MAX_EXECUTORS} (got {given.executors})")
+    sets, places = _sets(given.sets)
     for name, value in (("host", given.host), ("port", given.port), ("admin-port", given.admin_port)):
         if value is not None:
             sets["scheduler"] += [f"--{name}", str(value)]
@@ -85,14 +73,22 @@ def load(given: Overrides, folder: Path) -> UpConfig:
     is_named = "executor_bind" in _underscored(tables.get("scheduler", {})) or "GILIR_EXECUTOR_BIND" in os.environ
     if not is_named and "--executor-bind" not in sets["scheduler"]:
         sets["scheduler"] += ["--executor-bind", f"ipc://{folder}/executors.sock"]
-    settings = _check_settings(sets)
+    settings, scheduler_wrong = check_scheduler(sets["scheduler"], places["scheduler"])
     bind = "ipc://none" if settings is None else settings.executor_bind
     if "scheduler" not in _underscored(tables.get("executor", {})) and "GILIR_SCHEDULER" not in os.environ:
         sets["executor"] = ["--scheduler", dialled(bind), *sets["executor"]]
     flags = {name: (*own_flags, *sets["executor"], "--name", name) for name, own_flags in executors.items()}
-    wrong = _check_executors(flags) if path or given.sets or any(executors.values()) else []
+    wrong += scheduler_wrong
+    if path or given.sets or any(executors.values()):
+        in_tables = [
+            {flag: f"{path}: [[{TABLE}.executor]] {name} {flag[2:]}" for flag in own_flags if flag.startswith("--")}
+            for name, own_flags in executors.items()
+        ]
+        wrong += check_executors(
+            [list(own_flags) for own_flags in flags.values()], [own | places["executor"] for own in in_tables]
+        )
     if settings is None or wrong:
-        raise Mistakes(*wrong)
+        raise Mistakes(*dict.fromkeys(wrong))
     logs = given.logs if given.logs is not None else own.get("logs")
     return UpConfig(settings, tuple(sets["scheduler"]), flags, None if logs is None else Path(logs))
 
@@ -106,8 +102,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise Mistakes(f"{path}: {error}") from None
 
 
-def _own_table(table: Any, path: str) -> dict[str, Any]:
-    """The table `[up]`. Raises `Mistakes` for fields that there are not, and values of a wrong kind."""
+def _own_table(table: Any, path: str) -> tuple[dict[str, Any], list[str]]:
+    """The table `[up]` as far as it is right, and what is wrong with it. Raises `Mistakes` where it is no table."""
     where = f"{path}: [{TABLE}]"
     if not isinstance(table, dict):
         raise Mistakes(f"{path}: {TABLE} must be a table")
@@ -119,11 +115,10 @@ def _own_table(table: Any, path: str) -> dict[str, Any]:
         wrong.append(f"{where} logs: must be a folder (got {logs!r})")
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
         wrong.append(f"{where} executor: must be tables, each below a line [[{TABLE}.executor]]")
+        listed = []
     elif "executors" in table and listed and count != len(listed):
-        wrong.append(f"{where} executors: is {count}, but there are {len(listed)} tables [[{TABLE}.executor]]")
-    if wrong:
-        raise Mistakes(*wrong)
-    return table
+        wrong.append(f"{where} executors: is {count}, but [[{TABLE}.executor]] stands {len(listed)} times")
+    return ({"executor": listed} if wrong else table), wrong
 
 
 def _executors(own: dict[str, Any], count: int | None, path: str) -> dict[str, list[str]]:
@@ -151,9 +146,10 @@ def _underscored(table: Any) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in table.items()} if isinstance(table, dict) else {}
 
 
-def _sets(texts: tuple[str, ...]) -> dict[str, list[str]]:
-    """Flags by service, from `TABLE.SETTING=VALUE`."""
+def _sets(texts: tuple[str, ...]) -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
+    """Flags by service, from `TABLE.SETTING=VALUE`; and for each flag what was written for it."""
     flags: dict[str, list[str]] = {"scheduler": [], "executor": []}
+    places: dict[str, dict[str, str]] = {"scheduler": {}, "executor": {}}
     for text in texts:
         place, equals, value = text.partition("=")
         table, dot, name = place.partition(".")
@@ -161,34 +157,10 @@ def _sets(texts: tuple[str, ...]) -> dict[str, list[str]]:
             raise Mistakes(f"--set {text}: must be scheduler.SETTING=VALUE or executor.SETTING=VALUE")
         flag = name.replace("_", "-")
         # The form that switches take, too.
-        flags[table] += {"true": [f"--{flag}"], "false": [f"--no-{flag}"]}.get(value.lower(), [f"--{flag}", value])
-    return flags
-
-
-def _check_settings(sets: dict[str, list[str]]) -> SchedulerSettings | None:
-    """The settings of the scheduler and of what it starts. None where they are wrong, which stderr tells then."""
-    found = None
-    with contextlib.suppress(SystemExit):
-        found = SchedulerSettings.from_command_line(sets["scheduler"], prog="gilir up")
-    for child in (FrontendSettings, AdminSettings):
-        try:
-            # They inherit a socket: who may listen is judged with the scheduler's settings.
-            child.from_command_line(["--core", "ipc://core", "--fd", "0"], prog="gilir up")
-        except SystemExit:
-            found = None
-    return found
-
-
-def _check_executors(flags: dict[str, tuple[str, ...]]) -> list[str]:
-    """What is wrong with the settings of executors, each mistake once."""
-    command = [sys.executable, "-c", CHECK_EXECUTORS, json.dumps(list(flags.values()))]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    lines = done.stderr.splitlines()
-    # argparse's own line stands behind a long one of the usage.
-    told = [line.partition("error: ")[2] for line in lines if "error: " in line]
-    if done.returncode:
-        told += lines[-1:]
-    return list(dict.fromkeys(told))
+        given = {"true": [f"--{flag}"], "false": [f"--no-{flag}"]}.get(value.lower(), [f"--{flag}", value])
+        flags[table] += given
+        places[table][given[0]] = f"--set {place}"
+    return flags, places
 
 
 def dialled(bound: str) -> str:
