@@ -68,7 +68,8 @@ def check_tools(tooling: Tooling, model: ServedModel, settings: FrontendSettings
     if tooling.forced:
         return tool_call_format(settings.tool_call_parser, model.tool_template.source)
     if not model.tool_template.names_tools:
-        raise invalid("tools", "tools: the model's chat template does not know tools", "unsupported_parameter")
+        text = "tools: the model's chat template does not know tools; forced calls (tool_choice) need none"
+        raise invalid("tools", text, "unsupported_parameter")
     name = tool_call_format(settings.tool_call_parser, model.tool_template.source)
     if name is None:
         text = "tools: the chat template does not tell how this model calls them; see --tool-call-parser"

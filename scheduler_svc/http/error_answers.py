@@ -32,4 +32,4 @@ async def _answer_client_gone(_request: Request, _error: Exception) -> Response:
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return from_http_exception(request.method, error).response()
+    return from_http_exception(request.method, request.url.path, error).response()

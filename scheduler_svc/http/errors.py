@@ -10,6 +10,9 @@ from starlette.responses import Response
 
 from common.wire import Ended, EndReason
 
+LONGEST_PATH = 100
+"""Characters of a path that an error repeats."""
+
 
 class ApiError(Exception):
     """An error that the client is told of: HTTP status, message, type, the parameter at fault, a code."""
@@ -45,9 +48,9 @@ def invalid(param: str | None, message: str, code: str | None = None) -> ApiErro
     return ApiError(400, message, param=param, code=code)
 
 
-def from_http_exception(method: str, error: HTTPException) -> ApiError:
+def from_http_exception(method: str, path: str, error: HTTPException) -> ApiError:
     """Starlette's own errors: unknown paths and methods."""
-    text = {404: "there is nothing at this path", 405: f"{method} is not allowed here"}
+    text = {404: f"there is nothing at {path[:LONGEST_PATH]}", 405: f"{method} is not allowed at {path[:LONGEST_PATH]}"}
     message = text.get(error.status_code, str(error.detail))
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))

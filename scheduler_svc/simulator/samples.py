@@ -20,7 +20,8 @@ def logged(path: Path) -> Iterator[reader.IterationSample]:
     try:
         yield from reader.iterations(path)
     except (FormatError, Difference, OSError) as error:
-        raise LogError(f"{path}: {error}") from None
+        text = str(error)
+        raise LogError(text if text.startswith(f"{path}: ") else f"{path}: {text}") from None
 
 
 def iterations(path: Path, begin: float, end: float) -> Iterator[IterationSample]:

@@ -173,7 +173,8 @@ def test_a_model_without_a_tokenizer_is_asked_with_ids_and_answers_in_ids(tmp_pa
 
 
 def test_unknown_paths_and_methods(service: Service) -> None:
-    assert error_of(service.get("/nothing"), 404)["code"] == "not_found"
+    error = error_of(service.get("/nothing"), 404)
+    assert (error["code"], error["message"]) == ("not_found", "there is nothing at /nothing")
     assert error_of(service.get("/v1/completions/"), 404)["code"] == "not_found"
     response = service.get("/v1/completions")
     assert error_of(response, 405)["code"] == "method_not_allowed"
