@@ -59,7 +59,7 @@ def open_database(folder: Path | None, url: str | None) -> Database:
     try:
         from scheduler_svc.batches.postgres import PostgresDatabase
     except ImportError as error:
-        raise ValueError("batch-database needs psycopg: pip install 'gilir[postgres]'") from error
+        raise ValueError("batch-database needs psycopg: pip install -e '.[postgres]' in Gilir's folder") from error
     return PostgresDatabase(url)
 
 

@@ -55,7 +55,7 @@ def _run(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in EXTRA:
             raise
-        raise CommandError(f"gilir {name} needs {error.name}: pip install 'gilir[cli]'") from None
+        raise CommandError(f"gilir {name} needs {error.name}: pip install -e '.[cli]' in Gilir's folder") from None
     status: int = module.main(rest, f"gilir {name}")
     return status
 

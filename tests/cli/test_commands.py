@@ -47,7 +47,7 @@ def test_without_the_extra_the_command_says_what_is_missing(
         raise ModuleNotFoundError(f"No module named {name!r}", name="rich")
 
     monkeypatch.setattr(entry, "import_module", missing)
-    assert fails("chat") == "gilir chat needs rich: pip install 'gilir[cli]'"
+    assert fails("chat") == "gilir chat needs rich: pip install -e '.[cli]' in Gilir's folder"
 
 
 def test_ctrl_c_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

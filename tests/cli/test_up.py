@@ -21,6 +21,7 @@ from common.logs import COMPILING
 from common.settings import CONFIG_VARIABLE
 from deploy.local import ROOT
 from scheduler_svc.cli import main
+from scheduler_svc.cli.up.command import hints
 from scheduler_svc.cli.up.config import Mistakes, Overrides, dialled, load
 
 PATIENCE_S = 60.0
@@ -248,6 +249,16 @@ def test_each_mistake_of_a_file_is_a_line_that_names_the_field(
     assert told == wanted, lines
 
 
+def test_the_hints_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.chdir(Path(sys.executable).parents[2])
+    told = hints("http://127.0.0.1:1", asks_for_key=True)
+    folder = Path(sys.executable).parent
+    assert told.startswith(f"try:   {folder.parent.name}/{folder.name}/gilir chat --url http://127.0.0.1:1\n")
+    assert '-H "Authorization: Bearer $GILIR_API_KEY"' in told
+    assert "Authorization" not in hints("http://127.0.0.1:1", asks_for_key=False)
+
+
 def test_mistakes_hide_no_others(config: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     text = '[scheduler]\nprot = 1\n[up]\nlog = "x"\n[[up.executor]]\nname = "a"\nnonsense = 1\ndevice = "tpu"\n'
     path = config(text)
@@ -309,7 +320,14 @@ def test_an_argument_of_other_servers_is_answered_by_what_to_write(
         ("[up\n", ["Expected ']'"]),
     ],
 )
-def test_mistakes_of_the_own_table(text: str, told: list[str], config: Callable[[str], Path], tmp_path: Path) -> None:
+def test_mistakes_of_the_own_table(
+    text: str,
+    told: list[str],
+    config: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scheduler_svc.cli.up.config.check_executors", lambda *_: [])
     path = config(text)
     with pytest.raises(Mistakes) as mistakes:
         load(Overrides(config=path), tmp_path)

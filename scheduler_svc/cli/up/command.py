@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -27,8 +28,8 @@ EXAMPLES = """
   gilir up --config gilir.toml --logs /var/log/gilir
   gilir up --executors 2 --set executor.threads=1 --set scheduler.discipline=fair --admin-port 8001
 """
-HINTS = """try:   gilir chat --url {url}
-       curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+HINTS = """try:   {gilir} chat --url {url}
+       curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
          -d '{{"messages": [{{"role": "user", "content": "Tell me a story."}}], "max_tokens": 100}}'
 watch: {url}/dashboard"""
 
@@ -51,6 +52,13 @@ def parser(prog: str) -> argparse.ArgumentParser:
         help="any setting of the scheduler or of all executors (repeat for more)",
     )
     return made
+
+
+def hints(url: str, asks_for_key: bool) -> str:
+    """What to do with a service that is ready, as it can be pasted into a shell in this folder."""
+    gilir = "gilir" if shutil.which("gilir") else os.path.relpath(Path(sys.executable).with_name("gilir"))
+    key = ' -H "Authorization: Bearer $GILIR_API_KEY"' if asks_for_key else ""
+    return HINTS.format(url=url, gilir=gilir, key=key)
 
 
 def hint(unknown: str) -> str:
@@ -103,7 +111,8 @@ def run(config: UpConfig) -> int:
     try:
         fleet.start()
         if fleet.wait_ready():
-            console.tell(f"ready: {url}\n{HINTS.format(url=url)}")
+            asks_for_key = config.settings.api_key is not None or config.settings.api_keys is not None
+            console.tell(f"ready: {url}\n{hints(url, asks_for_key)}")
             if config.logs is not None:
                 console.tell(f"logs:  {config.logs}")
             fleet.watch()

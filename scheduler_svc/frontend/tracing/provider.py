@@ -42,7 +42,7 @@ def open_provider() -> TracerProvider | None:
 
         exporter = _exporter(os.environ)
     except ImportError as error:
-        log.warning("no traces: pip install 'gilir[otel]'", error=str(error))
+        log.warning("no traces: pip install -e '.[otel]' in Gilir's folder", error=str(error))
         return None
     ours = Resource.create({"service.name": "gilir", "service.version": VERSION})
     provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()))

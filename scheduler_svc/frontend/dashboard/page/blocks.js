@@ -36,7 +36,8 @@ export class BlockMap {
     this.told = told;
     this.element.hidden = !told;
     if (!told) return;
-    this.summary.textContent = told.step > 1 ? `KV blocks, one in ${told.step}` : "KV blocks";
+    const which = told.step > 1 ? `, one in ${told.step} is shown` : "";
+    this.summary.textContent = `KV blocks${which} (coloured: held, outlined: only cached, dot: free)`;
     const counts = [0, 0, 0, 0];
     for (const state of told.states) counts[state]++;
     const text = STATES.map((name, state) => `${counts[state]} ${name}`).join(", ");

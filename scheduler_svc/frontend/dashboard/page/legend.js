@@ -13,7 +13,7 @@ const left = (how) => [{ slot: 0, sequence: NOBODY, how }];
 const ENTRIES = [
   ["prefill chunk", [row(PREFILL), row(PREFILL), row(PREFILL)]],
   ["decode", [row(DECODE), row(DECODE), row(DECODE)]],
-  ["seated, aside", [row(ASIDE), row(ASIDE), row(ASIDE)]],
+  ["seated, sits out", [row(ASIDE), row(ASIDE), row(ASIDE)]],
   ["idle seat", [row(IDLE), row(IDLE), row(IDLE)]],
   ["finished", [row(DECODE), row(DECODE, { left: left(1) }), row(IDLE)]],
   ["ended early", [row(DECODE), row(DECODE, { left: left(ENDED) }), row(IDLE)]],
