@@ -289,6 +289,7 @@ def test_a_table_that_there_is_not_is_told_once(
 @pytest.mark.parametrize(
     ("argument", "told"),
     [
+        ("--max-num-seqs=8", "--set scheduler.max_num_seqs=8 --set executor.max_num_seqs=8"),
         ("--max-model-len", "as --set executor.max_model_len=VALUE"),
         ("--api-keys=k", "as --set scheduler.api_keys=k"),
         ("--api-key", "set GILIR_API_KEY"),

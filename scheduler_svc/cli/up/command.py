@@ -33,6 +33,8 @@ HINTS = """try:   {gilir} chat --url {url}
          -d '{{"messages": [{{"role": "user", "content": "Tell me a story."}}], "max_tokens": 100}}'
 watch: {url}/dashboard"""
 
+LIMITS_OF_BOTH = ("max_num_seqs", "max_num_batched_tokens")
+
 
 def parser(prog: str) -> argparse.ArgumentParser:
     made = command_parser(prog, DESCRIPTION, EXAMPLES)
@@ -41,7 +43,12 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made.add_argument("--host", help="address of the API (127.0.0.1)")
     made.add_argument("--port", type=int, help="port of the API (8000); 0 takes a free one")
     made.add_argument("--admin-port", type=int, metavar="PORT", help="of the admin API, for `gilir executors`")
-    made.add_argument("--executors", type=int, metavar="N", help="how many (1, or what the file says)")
+    made.add_argument(
+        "--executors",
+        type=int,
+        metavar="N",
+        help="how many (1, or what the file says); on GPUs each needs a device in the file",
+    )
     made.add_argument("--frontends", type=positive, metavar="N", help="processes that answer HTTP (1)")
     made.add_argument("--logs", type=Path, metavar="FOLDER", help="logs go there, a file a process, not to the console")
     made.add_argument(
@@ -69,6 +76,9 @@ def hint(unknown: str) -> str:
     name = flag.removeprefix("--").replace("-", "_")
     if SchedulerSettings.is_secret(name):
         return f"there is no {flag} here; others see command lines, so set GILIR_{name.upper()} instead"
+    if name in LIMITS_OF_BOTH:
+        sets = " ".join(f"--set {table}.{name}={value or 'VALUE'}" for table in ("scheduler", "executor"))
+        return f"there is no {flag} here; both services have it, and the lower counts: {sets}"
     table = "scheduler" if name in SchedulerSettings.model_fields else "executor"
     return f"there is no {flag} here; a setting of the {table} is given as --set {table}.{name}={value or 'VALUE'}"
 
