@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from typing import Protocol
 
 import orjson
@@ -18,6 +17,10 @@ EVENT_BYTES = 48
 """What an event takes beside its bytes."""
 STREAM_BYTES = 1024
 """What is counted for a stream without events."""
+PIECE_BYTES = 1 << 16
+"""About so much is given to a connection at a time: it holds that as long as its client does not read, beside what is
+kept here, and so does each one from which the stream was taken over.
+"""
 
 LAST_EVENT_ID = "Last-Event-ID"
 
@@ -177,9 +180,14 @@ class KeptStream:
         self._on_turn(self)
         return self._reading
 
-    def after(self, number: int) -> bytes:
-        """The events after this one."""
-        return b"".join(reversed([*islice(reversed(self._events), self.last - number)]))
+    def after(self, number: int) -> tuple[bytes, int]:
+        """Of the events after this one the next `PIECE_BYTES`, at least one if there is one; and the last one's id."""
+        events, size, place = [], 0, number + 1 - self.first
+        while place < len(self._events) and size < PIECE_BYTES:
+            events.append(self._events[place])
+            size += len(events[-1])
+            place += 1
+        return b"".join(events), number + len(events)
 
     def sent(self, number: int) -> None:
         self._sent = max(self._sent, number)
@@ -218,8 +226,8 @@ class LocalReading:
         self._check()
         if self._taken:
             return TAKEN, False
-        body, self._position = stream.after(self._position), stream.last
-        return body, not stream.ended
+        body, self._position = stream.after(self._position)
+        return body, not stream.ended or self._position < stream.last
 
     async def _wait(self) -> None:
         self.news.clear()

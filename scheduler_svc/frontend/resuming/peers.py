@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,26 @@ import structlog
 
 from scheduler_svc.frontend.resuming.keeper import Keeper
 from scheduler_svc.frontend.resuming.kept_stream import KeptStream, Reading, last_event
-from scheduler_svc.http.errors import ApiError, ClientGone
+from scheduler_svc.http.errors import ApiError, ClientGone, unavailable
 
 log = structlog.get_logger()
 
 PATIENCE_S = 1.0
 """For a peer to say whether it has a stream: one that hangs must not hold up who asks."""
+ASKED_AT_ONCE, TURN_S = 64, 5.0
+"""Searches at one peer, and how long another one waits for its turn. Where a network comes back, all clients do at once;
+patience is to be with the peer, not with this process.
+"""
+BUSY_S = 0.01
+"""Before a peer is dialled again whose queue of connections is full."""
+BACKLOG = 4096
+"""Of connections that wait to be accepted."""
+UNSURE = "A process that may keep the stream does not answer now: ask again."
 LOST = last_event(ApiError(503, "The process that kept the stream has gone.", kind="service_unavailable", code="lost"))
 BROKEN = (OSError, EOFError)
 """The far side has gone; EOFError is that of `readexactly`."""
+GONE = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError, BrokenPipeError)
+"""There is no process behind a socket, or it has just ended: what it kept is lost."""
 _HEAD = struct.Struct("<?I")
 """Before what is sent: whether more follows, and how many bytes it has."""
 
@@ -43,6 +55,7 @@ class Peers:
         self._path = self._core.with_name(f"{self._core.name}.{name}")
         self._keeper = keeper
         self._server: asyncio.Server | None = None
+        self._turns: dict[Path, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(ASKED_AT_ONCE))
         self.readings: set[Reading] = set()
         """Those under way of streams that others keep."""
 
@@ -50,7 +63,7 @@ class Peers:
         """Listen to the others."""
         self._path.unlink(missing_ok=True)  # of one that was killed
         try:
-            self._server = await asyncio.start_unix_server(self._serve, self._path)
+            self._server = await asyncio.start_unix_server(self._serve, self._path, backlog=BACKLOG)
         except OSError as error:  # such as a path that is too long
             log.error("no other frontend can resume streams of this one", path=str(self._path), error=str(error))
 
@@ -62,10 +75,13 @@ class Peers:
     # --- asking ---
 
     async def find(self, owner: str, ids: list[str]) -> Open | None:
-        """The newest stream of an owner under the first of the ids that has one here or there."""
+        """The newest stream of an owner under the first of the ids that has one here or there.
+
+        Raises `ApiError` 503 where none is found, but not all could be asked: a client takes 404 for the stream's end.
+        """
         paths = [path for path in self._core.parent.glob(f"{self._core.name}.*") if path != self._path]
-        told = await asyncio.gather(*(self._ask(path, owner, ids) for path in paths))
-        found = [peer for peer in told if peer is not None]
+        told = await asyncio.gather(*(self._ask(path, owner, ids) for path in paths), return_exceptions=True)
+        found = [peer for peer in told if isinstance(peer, _PeerReading)]
         here = self._keeper.find(owner, ids)
         newest = max(found, key=lambda peer: peer.started, default=None)
         if here is not None and (newest is None or here.started >= newest.started):
@@ -75,22 +91,30 @@ class Peers:
                 peer.leave()
         if newest is not None:
             return newest.open
-        return None if here is None else _opener(here)
+        if here is not None:
+            return _opener(here)
+        failure = next((one for one in told if isinstance(one, BaseException)), None)
+        if failure is not None:
+            log.warning("another frontend could not be asked for a stream", error=repr(failure))
+            raise unavailable(UNSURE, "peer_busy", retry_after_s=1)
+        return None
 
     async def _ask(self, path: Path, owner: str, ids: list[str]) -> _PeerReading | None:
-        """What one peer has, or nothing in time."""
-        with contextlib.suppress(TimeoutError, *BROKEN):
-            async with asyncio.timeout(PATIENCE_S):
-                reader, writer = await asyncio.open_unix_connection(path)
+        """What one peer has. Raises TimeoutError, OSError where that cannot be known."""
+        try:
+            async with asyncio.timeout(TURN_S), self._turns[path], asyncio.timeout(PATIENCE_S):
+                reader, writer = await _dial(path)
                 try:
                     _send_json(writer, [owner, ids])
                     started = await _receive_json(reader)
                 except BaseException:
                     writer.transport.abort()
                     raise
-            if started is not None:
-                return _PeerReading(reader, writer, started, self.readings)
-            writer.close()
+        except (*GONE, EOFError):
+            return None
+        if started is not None:
+            return _PeerReading(reader, writer, started, self.readings)
+        writer.close()
         return None
 
     # --- being asked ---
@@ -106,6 +130,15 @@ class Peers:
             pass
         finally:
             writer.close()
+
+
+async def _dial(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Waits for room in the queue of connections."""
+    while True:
+        try:
+            return await asyncio.open_unix_connection(path)
+        except BlockingIOError:  # a Unix socket does not wait by itself
+            await asyncio.sleep(BUSY_S)
 
 
 def _opener(stream: KeptStream) -> Open:
