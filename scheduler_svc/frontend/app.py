@@ -23,7 +23,7 @@ from scheduler_svc.frontend.responses import routes as responses
 from scheduler_svc.frontend.resuming import routes as resuming
 from scheduler_svc.frontend.serving import REQUEST_ID
 from scheduler_svc.frontend.settings import FrontendSettings
-from scheduler_svc.frontend.tracing.provider import open_provider
+from scheduler_svc.frontend.tracing.provider import close_provider, open_provider
 from scheduler_svc.http.error_answers import answer_errors
 from scheduler_svc.http.errors import internal, unavailable
 
@@ -56,7 +56,7 @@ def create_app(settings: FrontendSettings) -> FastAPI:
             if batches is not None:
                 batches.close()
             if traces is not None:
-                await asyncio.to_thread(traces.shutdown)
+                await close_provider(traces)
 
     app = FastAPI(
         title="Gilir",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import uuid
@@ -21,7 +22,7 @@ from tokenizers_for_tests import CHATML, byte_level, card
 from common.wire import EndReason, SequenceTimes
 from scheduler_svc.frontend import app as app_module
 from scheduler_svc.frontend.settings import FrontendSettings
-from scheduler_svc.frontend.tracing.provider import is_wanted, open_provider
+from scheduler_svc.frontend.tracing.provider import close_provider, is_wanted, open_provider
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -256,3 +257,26 @@ def test_spans_are_exported_over_otlp_as_the_environment_says(tmp_path: Path) ->
     path, tenant, body = received[0]
     assert (path, tenant) == ("/v1/traces", "a")
     assert b"gilir-of-a-test" in body and f"chat {BYTE_LEVEL}".encode() in body
+
+
+@pytest.mark.parametrize("name", ["OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"])
+def test_a_variable_that_cannot_be_read_ends_no_service(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(name, "-1")
+    with capture_logs() as logs:
+        assert open_provider() is None
+    assert [line["log_level"] for line in logs] == ["error"]
+
+
+def test_the_end_does_not_wait_for_an_endpoint_that_does_not_answer() -> None:
+    answered = threading.Event()
+
+    class Hung(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            answered.wait(60)
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(Hung()))
+    asyncio.run(close_provider(provider, 0.01))
+    assert not answered.is_set()
+    answered.set()

@@ -22,8 +22,8 @@ log = structlog.get_logger()
 PATIENCE_S = 1.0
 """For a peer to say whether it has a stream: one that hangs must not hold up who asks."""
 ASKED_AT_ONCE, TURN_S = 64, 5.0
-"""Searches at one peer, and how long another one waits for its turn. Where a network comes back, all clients do at once;
-patience is to be with the peer, not with this process.
+"""Searches at one peer, and how long another one waits for its turn. Where a network comes back, all clients do at
+once; patience is to be with the peer, not with this process.
 """
 BUSY_S = 0.01
 """Before a peer is dialled again whose queue of connections is full."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,10 @@ log = structlog.get_logger()
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
+CLOSING_S = 2.0
+"""For the last spans to be taken by their endpoint: one that does not answer is not waited for."""
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
@@ -41,13 +47,23 @@ def open_provider() -> TracerProvider | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         exporter = _exporter(os.environ)
+        ours = Resource.create({"service.name": "gilir", "service.version": VERSION})
+        provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
     except ImportError as error:
         log.warning("no traces: pip install -e '.[otel]' in Gilir's folder", error=str(error))
         return None
-    ours = Resource.create({"service.name": "gilir", "service.version": VERSION})
-    provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()))
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    except Exception as error:  # a variable that the SDK cannot read ends no service
+        log.error("no traces: an OTEL_… variable is wrong", error=str(error))
+        return None
     return provider
+
+
+async def close_provider(provider: TracerProvider, patience_s: float = CLOSING_S) -> None:
+    """Send what is left. The SDK itself would try for `OTEL_EXPORTER_OTLP_TIMEOUT`, longer than a service may take."""
+    closing = threading.Thread(target=provider.shutdown, daemon=True)
+    closing.start()
+    await asyncio.to_thread(closing.join, patience_s)
 
 
 def _exporter(environment: Mapping[str, str]) -> SpanExporter:
