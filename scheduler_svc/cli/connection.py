@@ -61,24 +61,31 @@ class Connection:
     def events(self, path: str, body: dict[str, Any] | None = None) -> Iterator[Iterator[tuple[str, Any]]]:
         """A stream of server-sent events, as (event's name, its JSON): a POST with a body, else a GET.
 
-        Leaving the block closes the connection, and with it the request.
+        That of a POST ends with `[DONE]`; without it the answer has been cut off, which is a `CommandError`. Leaving
+        the block closes the connection, and with it the request.
         """
         with self._plain_failures(), self._client.stream("POST" if body else "GET", path, json=body) as answer:
             if answer.status_code != 200:
                 answer.read()
             self._check(answer)
-            yield self._events(answer)
+            yield self._events(answer, ends=body is not None)
 
-    def _events(self, answer: httpx.Response) -> Iterator[tuple[str, Any]]:
-        name = ""
+    def _events(self, answer: httpx.Response, *, ends: bool) -> Iterator[tuple[str, Any]]:
+        name, is_done = "", False
         for line in answer.iter_lines():
             if line.startswith("event:"):
                 name = line[len("event:") :].strip()
-            elif line.startswith("data:") and (data := line[len("data:") :].strip()) != "[DONE]":
+            elif line.startswith("data:"):
+                data = line[len("data:") :].strip()
+                if data == "[DONE]":
+                    is_done = True
+                    continue
                 content = json.loads(data)
                 if isinstance(content, dict) and content.get("error"):
                     raise CommandError(message_of(content) or "the answer ended with an error")
                 yield name, content
+        if ends and not is_done:
+            raise CommandError(f"the answer of {self.url} broke off")
 
     @contextmanager
     def _plain_failures(self) -> Iterator[None]:
@@ -106,6 +113,18 @@ class Connection:
         raise CommandError(text or f"{answer.request.url} answers with status {answer.status_code}")
 
 
+@contextmanager
+def understanding(url: str) -> Iterator[None]:
+    """What a server says is read in here: where it has another shape than was asked for, that is told in one line."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ValueError) as error:
+        shown = " ".join(f"{type(error).__name__}: {error}".split())[:100]
+        raise CommandError(
+            f"{url} answers in a shape that is not known here ({shown}): is it such a server?"
+        ) from error
+
+
 def base_url(url: str) -> str:
     """With a scheme, and without the `/v1` and the slash that users of other clients put behind it."""
     url = url.strip().rstrip("/").removesuffix("/v1")
@@ -119,13 +138,18 @@ def message_of(content: Any) -> str:
     return " ".join(text.split()) if isinstance(text, str) else ""
 
 
-def chosen_model(connection: Connection, wanted: str | None) -> str:
-    """The model to ask: the one wanted, else the first that is served. Raises `CommandError` where it is not served."""
+def models_of(connection: Connection) -> list[str]:
+    """The names of those that are served now. Raises `CommandError`."""
     content = connection.get("/v1/models")
     try:
-        served = [str(model["id"]) for model in content["data"]]
+        return [str(model["id"]) for model in content["data"]]
     except (KeyError, TypeError):
         raise CommandError(f"{connection.url} does not tell its models: is it such a server?") from None
+
+
+def chosen_model(connection: Connection, wanted: str | None) -> str:
+    """The model to ask: the one wanted, else the first that is served. Raises `CommandError` where it is not served."""
+    served = models_of(connection)
     if not served:
         raise CommandError(f"{connection.url} serves no model now: is an executor attached?")
     if wanted is not None and wanted not in served:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from common.command_parser import command_parser
-from scheduler_svc.cli.connection import Connection
+from scheduler_svc.cli.connection import Connection, understanding
 from scheduler_svc.cli.errors import CommandError
 from scheduler_svc.cli.terminal import on_one_line, plain_console, seconds
 
@@ -61,7 +61,11 @@ def main(arguments: list[str], prog: str) -> int:
     _check(made, options)
     key = _key(options.admin_key_file)
     hint = "start the scheduler with --admin-port 8001, or give --admin-url"
-    with Connection(options.admin_url, key, hint=hint, key_hint=f"{KEY_VARIABLE} or --admin-key-file") as connection:
+    key_hint = f"{KEY_VARIABLE} or --admin-key-file"
+    with (
+        Connection(options.admin_url, key, hint=hint, key_hint=key_hint) as connection,
+        understanding(connection.url),
+    ):
         if options.action != "list":
             _steer(connection, options)
         elif options.watch:

@@ -15,6 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ERROR_CHARACTERS = 300
+BROKEN = (OSError, TimeoutError, asyncio.IncompleteReadError)
+ODD = (ValueError, TypeError, AttributeError, LookupError)
+"""An answer of another shape than a completion's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Client:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._stream(json.dumps(body).encode(), answer)
-        except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError) as error:
+        except (*BROKEN, *ODD) as error:
             answer.error = f"{type(error).__name__}: {error}"
         answer.ended = time.monotonic()
         if self._whole and not answer.error and answer.tokens != request.output:

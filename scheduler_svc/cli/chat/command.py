@@ -12,7 +12,7 @@ from typing import Any
 
 from common.command_parser import command_parser
 from scheduler_svc.cli.chat.conversation import Conversation
-from scheduler_svc.cli.connection import Connection, chosen_model
+from scheduler_svc.cli.connection import Connection, chosen_model, models_of
 from scheduler_svc.cli.errors import CommandError
 from scheduler_svc.cli.parsing import add_server, key_of, positive
 from scheduler_svc.cli.terminal import plain_console, printable
@@ -174,8 +174,7 @@ class Dialogue:
                 conversation.system = text
                 conversation.messages.clear()
             case "/model", "":
-                served = conversation.connection.get("/v1/models")["data"]
-                self._screen.say("\n".join(str(model["id"]) for model in served))
+                self._screen.say("\n".join(models_of(conversation.connection)))
             case "/model", model:
                 conversation.model = chosen_model(conversation.connection, model)
             case "/help", _:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from scheduler_svc.cli.connection import Connection
+from scheduler_svc.cli.connection import Connection, understanding
 
 
 class Piece(NamedTuple):
@@ -52,7 +52,9 @@ class Conversation:
         try:
             with self.connection.events("/v1/chat/completions", body) as events:
                 for _, event in events:
-                    for piece in self._take(event):
+                    with understanding(self.connection.url):
+                        pieces = [*self._take(event)]
+                    for piece in pieces:
                         if not piece.is_reasoning:
                             said.append(piece.text)
                         yield piece
@@ -66,10 +68,14 @@ class Conversation:
         for choice in event.get("choices") or []:
             delta = choice.get("delta") or {}
             # vLLM has called it both.
-            if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-                yield Piece(reasoning, True)
-            if content := delta.get("content"):
-                yield Piece(content, False)
+            for text, is_reasoning in (
+                (delta.get("reasoning_content") or delta.get("reasoning"), True),
+                (delta.get("content"), False),
+            ):
+                if text and not isinstance(text, str):
+                    raise TypeError(f"the text of a piece is {type(text).__name__}")
+                if text:
+                    yield Piece(text, is_reasoning)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     def take_back(self) -> str:

@@ -20,7 +20,7 @@ from rich.console import Group
 from rich.live import Live
 
 from common.command_parser import command_parser
-from scheduler_svc.cli.connection import Connection
+from scheduler_svc.cli.connection import Connection, understanding
 from scheduler_svc.cli.errors import CommandError
 from scheduler_svc.cli.parsing import add_server, key_of
 from scheduler_svc.cli.terminal import plain_console
@@ -96,7 +96,8 @@ class Listener:
             while True:
                 if not isinstance(event, CommandError):
                     self.picture.trouble = ""
-                    self.picture.take(*event)
+                    with understanding(self._connection.url):
+                        self.picture.take(*event)
                 elif not (self.picture.status and self._again):
                     raise event
                 else:
@@ -120,7 +121,9 @@ class Listener:
 def _print(picture: Picture, url: str) -> None:
     width, height = shutil.get_terminal_size()
     console = plain_console(width)
-    for line in frame(picture, url, width, height):
+    with understanding(url):
+        lines = frame(picture, url, width, height)
+    for line in lines:
         console.print(line)
 
 
@@ -139,7 +142,8 @@ def _show(listener: Listener, url: str) -> None:
             listener.pump(0)
             if not paused or is_pause:
                 size = console.size
-                lines = frame(listener.picture, url, size.width, size.height, state="paused" if paused else "")
+                with understanding(url):
+                    lines = frame(listener.picture, url, size.width, size.height, state="paused" if paused else "")
                 lines[0].no_wrap = True
                 live.update(Group(*lines), refresh=True)
 
