@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,9 +32,14 @@ PATIENCE_S = 60.0
 class Up:
     """A running `gilir up`."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, temporary: Path | None = None) -> None:
         command = [sys.executable, "-m", "scheduler_svc.cli", "up", *flags]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # A proxy is no way to this machine.
+        environment = {**os.environ, "http_proxy": "http://127.0.0.1:1", "no_proxy": ""}
+        if temporary is not None:
+            environment["TMPDIR"] = str(temporary)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
 
     def wait_ready(self) -> str:
         """The URL."""
@@ -77,9 +84,16 @@ def admin_url() -> str:
 
 
 @pytest.fixture(scope="module")
-def shared(logs: Path, admin_url: str) -> Iterator[tuple[Up, str]]:
+def temporary() -> Iterator[Path]:
+    """Short: paths of sockets are."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def shared(logs: Path, admin_url: str, temporary: Path) -> Iterator[tuple[Up, str]]:
     flags = ["--port", "0", "--admin-port", admin_url.rpartition(":")[2], "--logs", str(logs)]
-    up = Up(*flags, "--set", "executor.threads=1")
+    up = Up(*flags, "--set", "executor.threads=1", temporary=temporary)
     try:
         yield up, up.wait_ready()
     finally:
@@ -120,7 +134,9 @@ def test_an_executor_that_dies_is_started_again_and_its_stream_goes_on(shared: t
     assert text == whole
 
 
-def test_a_scheduler_that_dies_is_started_again_on_its_port_and_a_signal_ends_all(shared: tuple[Up, str]) -> None:
+def test_a_scheduler_that_dies_is_started_again_on_its_port_and_a_signal_ends_all(
+    shared: tuple[Up, str], temporary: Path
+) -> None:
     up, url = shared
     up.child("scheduler_svc").kill()
     deadline = time.monotonic() + PATIENCE_S
@@ -132,6 +148,7 @@ def test_a_scheduler_that_dies_is_started_again_on_its_port_and_a_signal_ends_al
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(PATIENCE_S) == 0
     assert not any(child.is_running() for child in everybody)
+    assert not list(temporary.rglob("*.sock*")), "the killed scheduler's are removed, too"
     out, err = up.process.communicate()
     assert "scheduler: ended with SIGKILL, is started again at once" in out and "Traceback" not in err
     with pytest.raises(httpx.ConnectError):
@@ -317,6 +334,10 @@ def test_an_argument_of_other_servers_is_answered_by_what_to_write(
             ["[up] executors: is 1, but [[up.executor]] stands"],
         ),
         ('[[up.executor]]\nname = "a"\n[[up.executor]]\nname = "a"\n', ["[[up.executor]] name: there are two of 'a'"]),
+        ('[[up.executor]]\nname = "scheduler"\n', ["[[up.executor]] name: must be 1 to 100"]),
+        ('[[up.executor]]\nname = "../../x"\n', ["[[up.executor]] name: must be 1 to 100"]),
+        ('[[up.executor]]\nname = ""\n', ["[[up.executor]] name: must be 1 to 100"]),
+        ("[[up.executor]]\nmodel = [1]\n", ["[[up.executor]] model: must be one value (got [1])"]),
         ("up = 3\n", ["up must be a table"]),
         ("[up\n", ["Expected ']'"]),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
 from common.processes import end_with_parent
@@ -23,10 +25,15 @@ STABLE_S = 60.0
 class Child:
     """`start` it; `check` now and then. Each line that it writes goes to `write`."""
 
-    def __init__(self, name: str, arguments: list[str], write: Callable[[str, str], None]) -> None:
-        """`arguments`: behind `python`. `write` is called with the name and a line, from a thread."""
+    def __init__(
+        self, name: str, arguments: list[str], write: Callable[[str, str], None], folder: Path | None = None
+    ) -> None:
+        """`arguments`: behind `python`. `write` is called with the name and a line, from a thread. `folder`: for its
+        temporary files, which nobody else removes when it is killed; without it, where all have them.
+        """
         self.name = name
         self._arguments, self._write = arguments, write
+        self._environment = None if folder is None else {**os.environ, "TMPDIR": str(folder)}
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -39,6 +46,7 @@ class Child:
         # A session of its own: Ctrl-C reaches us alone, and what is left is ended in order.
         self.process = subprocess.Popen(
             [sys.executable, *self._arguments],
+            env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

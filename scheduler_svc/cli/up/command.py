@@ -12,7 +12,7 @@ from pathlib import Path
 from common.command_parser import command_parser
 from scheduler_svc.cli.parsing import positive
 from scheduler_svc.cli.up.child import Child
-from scheduler_svc.cli.up.config import Mistakes, Overrides, UpConfig, load
+from scheduler_svc.cli.up.config import SCHEDULER, Mistakes, Overrides, UpConfig, load
 from scheduler_svc.cli.up.console import Console
 from scheduler_svc.cli.up.fleet import Failed, Fleet
 from scheduler_svc.settings import SchedulerSettings
@@ -92,7 +92,7 @@ def main(arguments: list[str], prog: str) -> int:
     folder = Path(tempfile.mkdtemp(prefix="gilir-"))
     try:
         given = vars(options)
-        return run(load(Overrides(sets=tuple(given.pop("set")), **given), folder))
+        return run(load(Overrides(sets=tuple(given.pop("set")), **given), folder), folder)
     except Mistakes as mistakes:
         for line in mistakes.args:
             print(f"error: {line}", file=sys.stderr)
@@ -104,8 +104,8 @@ def main(arguments: list[str], prog: str) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(config: UpConfig) -> int:
-    """Until a signal. Raises `PortTaken`, OSError."""
+def run(config: UpConfig, folder: Path) -> int:
+    """Until a signal. `folder`: for the scheduler's temporary files. Raises `PortTaken`, OSError."""
     host, port = config.settings.host, config.settings.port
     # Bound here for a moment: a taken port is told at once, and a free one stays the same when the scheduler is
     # started again.
@@ -113,9 +113,9 @@ def run(config: UpConfig) -> int:
         port = listener.getsockname()[1]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}"
-    console = Console(["scheduler", *config.executors], config.logs)
+    console = Console([SCHEDULER, *config.executors], config.logs)
     flags = [*config.scheduler_flags, "--port", str(port)]
-    scheduler = Child("scheduler", ["-m", "scheduler_svc", *flags], console.write)
+    scheduler = Child(SCHEDULER, ["-m", "scheduler_svc", *flags], console.write, folder)
     executors = [Child(name, ["-m", "executor_svc", *own], console.write) for name, own in config.executors.items()]
     fleet = Fleet(scheduler, executors, console, url, config.settings.grace_s)
     try:

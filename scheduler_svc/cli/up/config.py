@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ from scheduler_svc.settings import SchedulerSettings
 TABLE = "up"
 FIELDS = ("executors", "logs", "executor")
 MAX_EXECUTORS = 64
+SCHEDULER = "scheduler"
+"""The name of its process, which no executor may have."""
+NAME = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9_.:-]{0,99}")
+"""Of an executor: its log has it as the file's name."""
 
 
 class Mistakes(Exception):
@@ -128,11 +133,22 @@ def _executors(own: dict[str, Any], count: int | None, path: str) -> dict[str, l
     named: dict[str, list[str]] = {}
     for i in range(number):
         fields = _underscored(listed[i]) if i < len(listed) else {}
+        where = f"{path}: [[{TABLE}.executor]]"
+        odd = [f"{where} {field}: must be one value (got {v!r})" for field, v in fields.items() if not _is_one(v)]
+        if odd:
+            raise Mistakes(*odd)
         name = str(fields.pop("name", f"executor-{i}"))
+        if not NAME.fullmatch(name) or name == SCHEDULER:
+            rule = f"must be 1 to 100 letters, digits and characters of _ . : -, and not {SCHEDULER}"
+            raise Mistakes(f"{where} name: {rule} (got {name!r})")
         if name in named:
-            raise Mistakes(f"{path}: [[{TABLE}.executor]] name: there are two of {name!r}")
+            raise Mistakes(f"{where} name: there are two of {name!r}")
         named[name] = [part for field, value in fields.items() for part in _flag(field, value)]
     return named
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, (str, int, float, bool))
 
 
 def _flag(field: str, value: Any) -> list[str]:
