@@ -51,9 +51,14 @@ def attached(lane: Lane, state: str) -> SeenLane:
     return describe(lane, state, running=lane.num_running, referenced=pool.num_referenced, cached=pool.num_cached_only)
 
 
-def blocks(lane: Lane, most: int) -> SeenBlocks:
-    """What the blocks of a lane hold; of more than `most`, evenly spread ones."""
+def blocks(lane: Lane, most: int, *, with_holders: bool) -> SeenBlocks:
+    """What the blocks of a lane hold; of more than `most`, evenly spread ones. The holders are `NOBODY` unless wanted:
+    they are sought in the tables of all that run.
+    """
     step = max(1, -(-lane.pool.num_blocks // most))
+    states = np.array(lane.pool.states(step), np.uint8)
+    if not with_holders:
+        return SeenBlocks(lane.epoch, step, states, np.full(len(states), NOBODY, np.uint32))
     holders = np.full(lane.pool.num_blocks, NOBODY, np.uint32)
     seated = lane.running()
     if seated:
@@ -62,7 +67,7 @@ def blocks(lane: Lane, most: int) -> SeenBlocks:
         tables = [lane.blocks[slot, :count] for slot, count in zip(slots, counts.tolist(), strict=True)]
         numbers = np.array([sequence.number & LOW_32 for sequence in seated], np.uint32)
         holders[np.concatenate(tables)] = np.repeat(numbers, counts)
-    return SeenBlocks(lane.epoch, step, np.array(lane.pool.states(step), np.uint8), holders[::step].copy())
+    return SeenBlocks(lane.epoch, step, states, holders[::step].copy())
 
 
 def waiting(scheduler: Scheduler, now: float) -> Iterable[SeenWaiting]:

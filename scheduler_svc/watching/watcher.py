@@ -18,6 +18,8 @@ MAX_WAITING = 256
 MAX_LANES = 256
 MAX_BLOCKS = 1 << 14
 """KV blocks told of in one answer, of all lanes together."""
+MAX_HOLDERS = 4096
+"""Where more sequences run, whose the blocks are is not told: no iteration is to wait for who looks on."""
 MAX_NAMES = 1 << 16
 """Sequences named in one answer: to who comes new, many may be new."""
 
@@ -69,7 +71,8 @@ class Watcher:
             told["waiting"] = tuple(islice(telling.waiting(self._scheduler, now), MAX_WAITING))
             told["num_waiting"] = {r.value: n for r, n in self._scheduler.waiting_by_reason().items()}
             most = min(MAX_BLOCKS_SEEN, MAX_BLOCKS // max(1, len(executors)))
-            told["blocks"] = tuple(telling.blocks(executor.lane, most) for executor in executors)
+            few = sum(executor.lane.num_running for executor in executors) <= MAX_HOLDERS
+            told["blocks"] = tuple(telling.blocks(one.lane, most, with_holders=few) for one in executors)
         lanes = [telling.attached(executor.lane, executor.state) for executor in executors]
         lanes += ring.gone_lanes
         return Iterations(

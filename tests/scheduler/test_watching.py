@@ -14,6 +14,7 @@ from scheduler_svc.core import Lane
 from scheduler_svc.core.config import KvLayout
 from scheduler_svc.watching import ring as ring_module
 from scheduler_svc.watching import telling
+from scheduler_svc.watching import watcher as watcher_module
 from scheduler_svc.watching.ring import IterationRing
 from scheduler_svc.watching.watcher import KEEP_S, Watcher
 from tests.scheduler.logged_cells import Cell, LoggedCells, read_cells
@@ -176,7 +177,7 @@ def test_each_block_is_told_of_as_the_tables_have_it(tmp_path: Path, kv_layout: 
 
     def compare_blocks() -> None:
         for lane in world.lanes:
-            told = telling.blocks(lane, most)
+            told = telling.blocks(lane, most, with_holders=True)
             assert len(told.states) <= most and told.step == max(1, -(-lane.pool.num_blocks // most))
             holders: dict[int, set[int]] = {}
             for sequence in lane.running():
@@ -201,6 +202,20 @@ def test_each_block_is_told_of_as_the_tables_have_it(tmp_path: Path, kv_layout: 
     world.close()
     assert {BlockState.FREE, BlockState.HELD} <= seen_states
     assert (BlockState.CACHED in seen_states) == (kv_layout is KvLayout.PAGED)
+
+
+def test_whose_the_blocks_are_is_not_sought_where_very_many_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    watcher = Watcher(rig.scheduler, rig.membership, newest=0)
+    rig.attach()
+    for _ in range(2):
+        rig.submit(max_tokens=9)
+    rig.plan(1.0)
+    for most, wanted in ((2, 2), (1, 0)):
+        monkeypatch.setattr(watcher_module, "MAX_HOLDERS", most)
+        (told,) = watcher.answer(Watch(1, 0, status=True), 1.2).blocks
+        assert len({*told.sequences.tolist()} - {NOBODY}) == wanted
+        assert np.count_nonzero(told.states == BlockState.HELD) >= 2
 
 
 def test_a_loss_and_the_queue_are_told_with_their_reasons() -> None:
