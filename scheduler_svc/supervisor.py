@@ -21,6 +21,11 @@ SUSPENDED_S = 2.0
 """The core looks at its children more often than this; when it did not, it may have been stopped itself."""
 STABLE_S = 10.0
 """A child that lived so long restarts at once when it dies."""
+FRONTENDS_OWN = (
+    *("resume_hold_s", "resume_buffer_mb", "max_body_mb", "max_bodies_mb"),
+    *("tool_call_parser", "reasoning_parser"),
+)
+"""Settings of the scheduler that only frontends need."""
 
 
 class PortTaken(Exception):
@@ -90,18 +95,15 @@ class Supervisor:
         settings = self._settings
         limits = [
             *("--grace-s", str(settings.grace_s)),
-            *("--resume-hold-s", str(settings.resume_hold_s), "--resume-buffer-mb", str(settings.resume_buffer_mb)),
-            *("--max-body-mb", str(settings.max_body_mb), "--max-bodies-mb", str(settings.max_bodies_mb)),
             *("--batch-max-file-mb", str(settings.batch_max_file_mb)),
             *("--batch-max-tenant-mb", str(settings.batch_max_tenant_mb)),
             "--open-metrics" if settings.open_metrics else "--no-open-metrics",
             "--allow-no-api-keys" if settings.allow_no_api_keys else "--no-allow-no-api-keys",
         ]
         # Unless the scheduler was told, what the frontends find in a table of their own holds.
-        if "tool_call_parser" in settings.model_fields_set:
-            limits += ["--tool-call-parser", settings.tool_call_parser]
-        if "reasoning_parser" in settings.model_fields_set:
-            limits += ["--reasoning-parser", settings.reasoning_parser]
+        for field in FRONTENDS_OWN:
+            if field in settings.model_fields_set:
+                limits += [f"--{field.replace('_', '-')}", str(getattr(settings, field))]
         if settings.batch_dir is not None:
             limits += ["--batch-dir", str(settings.batch_dir)]
         if settings.api_keys is not None:

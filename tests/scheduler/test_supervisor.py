@@ -11,7 +11,7 @@ import pytest
 from scheduler_svc.batch_runner.settings import RunnerSettings
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.supervisor import Supervisor
+from scheduler_svc.supervisor import FRONTENDS_OWN, Supervisor
 
 
 @pytest.mark.parametrize("name", ["frontend-0", "admin"])
@@ -62,6 +62,22 @@ def test_the_limits_of_batches_reach_the_processes_that_hold_them(tmp_path: Path
     assert (frontend.batch_dir, frontend.batch_max_file_mb, frontend.batch_max_tenant_mb) == (tmp_path, 3, 4)
     runner = RunnerSettings.from_command_line(flags["batch-runner"])
     assert (runner.batch_dir, runner.batch_max_in_flight, runner.batch_model_wait_s) == (tmp_path, 5, 6)
+
+
+def test_the_frontends_own_table_holds_unless_the_scheduler_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for field in FRONTENDS_OWN:
+        ours, theirs = SchedulerSettings.model_fields[field].default, FrontendSettings.model_fields[field].default
+        assert ours == theirs, f"{field}: told by nobody, it is what the scheduler's help says"
+    config = tmp_path / "gilir.toml"
+    config.write_text("[scheduler]\nmax_body_mb = 9\n[frontend]\nresume_hold_s = 60\nmax_body_mb = 7\n")
+    monkeypatch.setenv("GILIR_CONFIG", str(config))
+    with socket.socket() as listener:
+        supervisor = Supervisor(SchedulerSettings.from_command_line([]), listener, "ipc:///nowhere")
+    [child] = supervisor._children
+    frontend = FrontendSettings.from_command_line(child.command[3:])
+    assert (frontend.resume_hold_s, frontend.max_body_mb) == (60, 9)
 
 
 @pytest.mark.parametrize("told", [{}, {"tool_call_parser": "mistral", "reasoning_parser": "think"}], ids=["no", "yes"])
