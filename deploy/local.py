@@ -95,8 +95,8 @@ class LocalServices:
         return f"http://127.0.0.1:{self._port}"
 
     def start_scheduler(self, environment: dict[str, str] | None = None) -> Process:
-        """Start the scheduler; the port that it took is read from its log."""
-        flags = ["--host", "127.0.0.1", "--port", "0", "--executor-bind", self.executor_address]
+        """Start the scheduler on a free port, which is read from its log; one after it takes the same."""
+        flags = ["--host", "127.0.0.1", "--port", str(self._port), "--executor-bind", self.executor_address]
         flags += ["--run-dir", str(self.folder / "run"), "--plan-log", str(self.plan_log), *self._scheduler_flags]
         process = self._start("scheduler", ["-m", "scheduler_svc", *flags], environment)
         self._port = self._read_port(process)

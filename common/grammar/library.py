@@ -39,4 +39,5 @@ def _enter() -> None:
         raise ImportError("it is not installed")
     package = types.ModuleType("xgrammar")
     package.__path__ = list(spec.submodule_search_locations)
+    package.__spec__ = spec  # who asks whether it is installed is told so
     sys.modules["xgrammar"] = package

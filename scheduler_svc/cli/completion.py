@@ -29,7 +29,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 def main(arguments: list[str], prog: str) -> int:
     options = parser(prog).parse_args(arguments)
-    print(shellcode(["gilir"], shell=options.shell))
+    print(shellcode(["gilir"], True, options.shell))
     return 0
 
 
