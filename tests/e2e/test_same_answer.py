@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.e2e.prompts import TEXTS
 
 pytestmark = pytest.mark.timeout(400)  # a CPU without a strict mode of its math library is slow
+LENGTH = 48
 VARIANTS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 1.0, "seed": 7},
@@ -41,12 +42,12 @@ def essence(choice: dict[str, Any]) -> Any:
 @pytest.fixture(scope="module")
 def alone(real_stack: Any) -> dict[str, list[dict[str, Any]]]:
     """Each request by itself on a large pool."""
-    return {name: answers(real_stack, fields, 64, at_once=1) for name, fields in VARIANTS.items()}
+    return {name: answers(real_stack, fields, LENGTH, at_once=1) for name, fields in VARIANTS.items()}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_in_a_batch_and_over_prefix_hits(real_stack: Any, alone: dict[str, Any], variant: str) -> None:
-    together = answers(real_stack, VARIANTS[variant], 64, at_once=6)
+    together = answers(real_stack, VARIANTS[variant], LENGTH, at_once=6)
     assert [essence(c) for c in together] == [essence(c) for c in alone[variant]]
 
 
@@ -56,12 +57,12 @@ def test_under_preemption_and_in_small_chunks(start: Callable[..., Any], alone: 
     stack.real("small", "--block-size", "8", "--num-blocks", "30", "--max-num-seqs", "6")
     stack.ready()
     for variant, fields in VARIANTS.items():
-        found = answers(stack, fields, 64, at_once=6)
+        found = answers(stack, fields, LENGTH, at_once=6)
         assert [essence(c) for c in found] == [essence(c) for c in alone[variant]], variant
         for choice, original in zip(found, alone[variant], strict=True):
             usage = choice["usage"]
             assert usage["prompt_tokens"] == original["usage"]["prompt_tokens"]
-            assert usage["completion_tokens"] == original["usage"]["completion_tokens"] <= 64
+            assert usage["completion_tokens"] == original["usage"]["completion_tokens"] <= LENGTH
             assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
             if choice["logprobs"]:
                 assert len(choice["logprobs"]["tokens"]) == usage["completion_tokens"]
@@ -70,7 +71,7 @@ def test_under_preemption_and_in_small_chunks(start: Callable[..., Any], alone: 
 
 def test_streamed_text_is_the_same_text(real_stack: Any, alone: dict[str, Any]) -> None:
     for text, choice in zip(TEXTS, alone["greedy"], strict=True):
-        pieces = [c["text"] for event in real_stack.stream(text, 64) for c in event["choices"]]
+        pieces = [c["text"] for event in real_stack.stream(text, LENGTH) for c in event["choices"]]
         assert "".join(pieces) == choice["text"]
 
 

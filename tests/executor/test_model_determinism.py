@@ -31,7 +31,7 @@ from executor_svc.model.linear import Linear
 
 torch.set_num_threads(int(sys.argv[1]))
 generator = torch.Generator().manual_seed(0)
-total = 200 if sys.argv[1] == "1" else 70
+total = 100 if sys.argv[1] == "1" else 70
 counts = [n for n in (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 128, 200) if n <= total]
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     for outputs, inputs in ((64, 64), (960, 576), (36, 100), (640, 1024)):

@@ -17,7 +17,7 @@ from tests.executor.paged_driver import generate, prompt_logits
 from tests.executor.tiny_models import FAMILIES, make_model, save_model
 
 LENGTHS = (1, 2, 7, 16, 17, 33, 64, 100, 201, 300)
-NEW_TOKENS = 64
+NEW_TOKENS = 40
 WHOLE = 1000
 WAYS = {
     family: [*itertools.product((1, 7, 16, WHOLE), (1, 16, 32))]

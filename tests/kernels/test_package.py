@@ -40,7 +40,8 @@ print(out.shape[1], kernels.__file__, kernels.paged_attention.__name__)
 """
 
 
-@pytest.mark.parametrize("first", [pytest.param("", marks=pytest.mark.nightly), "import kernels"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", ["", "import kernels"])
 def test_transformers_works_beside_our_package(first: str) -> None:
     tokens, file, name = run(first + TINY_LLAMA).split()
     assert tokens == "7" and Path(file) == ROOT / "kernels" / "__init__.py" and name == "paged_attention"
