@@ -9,17 +9,19 @@ AUDIT := .cache/audit
 CLIENTS := .cache/clients
 LINT := $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
+# The tests start hundreds of processes, of which each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo serve test lint audit clients
 
 setup: $(STAMP)
 
-# Python compiles the modules that are imported, when they first are: a fraction of those that come.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is too old, Gilir needs Python 3.11 or later: make PYTHON=python3.12 …"; exit 1; }
 	@echo 'setting up $(VENV), which takes some minutes …'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: $(STAMP)
