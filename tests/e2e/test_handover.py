@@ -66,7 +66,7 @@ def fake(stack: Any, name: str, **options: Any) -> FakeExecutor:
     card = card_from_folder(MODEL, "model")
     made = FakeExecutor(
         stack.services.executor_address,
-        Script(delay_s=0.005, alphabet=readable_tokens(card)),
+        Script(delay_s=0.015, alphabet=readable_tokens(card)),
         name=name,
         model=card,
         limits=Limits(BLOCK, 256, 0, 8, 256),
@@ -90,8 +90,8 @@ def test_whatever_becomes_of_a_hand_over_the_answers_are_the_same(start: Callabl
     leaving = fake(stack, "leaving")
     stack.ready()
     prompts = [[(7 * i + j * j) % 900 + 5 for j in range(70)] for i in range(4)]
-    undisturbed = [stack.text(prompt, 150) for prompt in prompts]
     with ThreadPoolExecutor(4) as pool:
+        undisturbed = list(pool.map(lambda prompt: stack.text(prompt, 150), prompts))
         answers = [pool.submit(lambda p: joined(stack.stream(p, 150)), prompt) for prompt in prompts]
         stack.until(lambda: stack.metric("vllm:num_requests_running") == 4, "all to run")
         taking = fake(stack, "taking")
