@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import orjson
-
 from common.wire import SamplingParams, Submit
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.logprobs import JoinedLogprobs, LogprobWriter
@@ -20,7 +18,7 @@ from scheduler_svc.frontend.parsing.parts import Content, Part
 from scheduler_svc.frontend.prompts import Prompt
 from scheduler_svc.frontend.reading import Reading
 from scheduler_svc.frontend.scheduling import TimeLimit
-from scheduler_svc.frontend.shapes import Shape, part_payload
+from scheduler_svc.frontend.shapes import Shape
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation, PromptScoreboard, Stream
 from scheduler_svc.frontend.token_fields import TokenFields, prompt_logprobs
@@ -208,41 +206,41 @@ class Call:
             return
         choice = output.stream.choice
         reason = None if output.reported else output.finish_reason
-        payloads = self._payloads(choice, text, final=reason is not None)
+        parts = self._parts(choice, text, final=reason is not None)
         if output.failure is not None:
-            self._write_chunks(writer, output, payloads)
+            self._write_chunks(writer, output, parts)
             raise from_ending(output.failure)
         if reason is not None:
             output.reported = True
-            self._write_chunks(writer, output, payloads[:-1])
-            last = (payloads[-1] if payloads else self.task.shape.payload("")) + self._ids_member(output)
+            self._write_chunks(writer, output, parts[:-1])
+            last, ids = parts[-1] if parts else Content(""), self._ids(output)
             logprobs, told = self._logprobs(output.take_entries()), self._finish_reason(choice, reason)
-            writer.add_finish(choice, last, logprobs, told, output.stop_reason, self._running_usage())
-        elif payloads:
-            self._write_chunks(writer, output, payloads)
+            writer.add_finish(choice, last, ids, logprobs, told, output.stop_reason, self._running_usage())
+        elif parts:
+            self._write_chunks(writer, output, parts)
         elif output.num_tokens:
             writer.open_choice(choice, self._running_usage())
 
-    def _write_chunks(self, writer: ChunkWriter, output: SequenceOutput, payloads: list[bytes]) -> None:
+    def _write_chunks(self, writer: ChunkWriter, output: SequenceOutput, parts: list[Part]) -> None:
         """What is told of the tokens goes with the first of them."""
-        for payload in payloads:
+        for part in parts:
             logprobs, choice = self._logprobs(output.take_entries()), output.stream.choice
-            writer.add(choice, payload + self._ids_member(output), logprobs, self._running_usage())
+            writer.add(choice, part, self._ids(output), logprobs, self._running_usage())
 
-    def _payloads(self, choice: int, text: str, *, final: bool) -> list[bytes]:
-        """The chunks' members that a text makes."""
+    def _parts(self, choice: int, text: str, *, final: bool) -> list[Part]:
+        """What a text is made of, a chunk each."""
         if self._readers:
-            return [part_payload(part) for part in self._readers[choice].feed(text, final=final)]
-        return [self.task.shape.payload(text)] if text else []
+            return self._readers[choice].feed(text, final=final)
+        return [Content(text)] if text else []
 
-    def _ids_member(self, output: SequenceOutput) -> bytes:
+    def _ids(self, output: SequenceOutput) -> dict[str, Any]:
         """More members of a chunk's choice: the ids since the last chunk, with the first those of the prompt."""
         ids = output.take_ids() if self.task.tokens.ids else None
         if not ids:
-            return b""
+            return {}
         is_first = len(ids) == output.num_tokens and not self.task.shape.tells_prompt_once
         prompt = self._prompt_ids(output.stream.choice) if is_first else {}
-        return b"," + orjson.dumps({**prompt, "token_ids": ids})[1:-1]
+        return {**prompt, "token_ids": ids}
 
     def _prompt_ids(self, choice: int) -> dict[str, Any]:
         """Where token ids are wanted."""

@@ -24,8 +24,8 @@ class Shape(Protocol):
     text_frame: tuple[bytes, bytes]
     """What stands before and behind a chunk's text, a JSON string, in the member of its choice."""
 
-    def payload(self, text: str) -> bytes:
-        """A chunk's text, as the JSON member of its choice."""
+    def payload(self, part: Part) -> bytes:
+        """A part of an answer, as the JSON member of its chunk's choice."""
 
     def opening(self) -> bytes:
         """The member of a choice's first chunk, which is sent when its first result arrives; empty for none."""
@@ -48,8 +48,9 @@ class CompletionShape:
     def __init__(self, logprobs: LogprobWriter) -> None:
         self._logprobs = logprobs
 
-    def payload(self, text: str) -> bytes:
-        return b'"text":' + orjson.dumps(text)
+    def payload(self, part: Part) -> bytes:
+        assert isinstance(part, Content)
+        return b'"text":' + orjson.dumps(part.text)
 
     def opening(self) -> bytes:
         return b""
@@ -73,8 +74,8 @@ class ChatShape:
     def __init__(self, logprobs: LogprobWriter) -> None:
         self._logprobs = logprobs
 
-    def payload(self, text: str) -> bytes:
-        return b'"delta":{"content":' + orjson.dumps(text) + b"}" if text else b'"delta":{}'
+    def payload(self, part: Part) -> bytes:
+        return b'"delta":' + orjson.dumps(_delta(part))
 
     def opening(self) -> bytes:
         return b'"delta":{"role":"assistant","content":""}'
@@ -86,16 +87,15 @@ class ChatShape:
         return {"message": whole_message(parts)}
 
 
-def part_payload(part: Part) -> bytes:
-    """A part of a chat's message, as the member of its chunk's choice: a call's id and name first, then arguments."""
+def _delta(part: Part) -> dict[str, Any]:
+    """A part of a chat's message: of a call its id and name first, then arguments."""
     match part:
         case Content(text):
-            delta: dict[str, Any] = {"content": text}
+            return {"content": text} if text else {}
         case Reasoning(text):
-            delta = {"reasoning_content": text}
+            return {"reasoning_content": text}
         case CallStart(index, call_id, name):
             function = {"name": name, "arguments": ""}
-            delta = {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
         case Arguments(index, text):
-            delta = {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-    return b'"delta":' + orjson.dumps(delta)
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

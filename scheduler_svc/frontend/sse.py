@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from scheduler_svc.frontend.parsing.parts import Part
 from scheduler_svc.frontend.shapes import Shape
 from scheduler_svc.http.errors import ApiError
 
@@ -63,27 +64,32 @@ class ChunkWriter:
         if text:
             self.unsent.append(b"".join((start, orjson.dumps(text), self._text_end)))
 
-    def add(self, choice: int, payload: bytes, logprobs: Any, usage: dict[str, Any] | None) -> None:
-        """One chunk of a choice. `payload`: its members."""
-        start = self.open_choice(choice, usage)
+    def add(self, choice: int, part: Part, told: dict[str, Any], logprobs: Any, usage: dict[str, Any] | None) -> None:
+        """One chunk of a choice. `told`: more members of it."""
+        start = self.open_choice(choice, usage) + self._members(part, told)
         if logprobs is None and usage is None:
-            self.unsent.append(b"".join((start, payload, self._plain_end)))
+            self.unsent.append(start + self._plain_end)
         else:
-            self._add(start + payload, logprobs, b"null", usage)
+            self._add(start, logprobs, b"null", usage)
+
+    def _members(self, part: Part, told: dict[str, Any]) -> bytes:
+        payload = self._shape.payload(part)
+        return b"".join((payload, b",", orjson.dumps(told)[1:-1])) if told else payload
 
     def add_finish(
         self,
         choice: int,
-        payload: bytes,
+        part: Part,
+        told: dict[str, Any],
         logprobs: Any,
         finish_reason: str,
         stop_reason: str | int | None,
         usage: dict[str, Any] | None,
     ) -> None:
         """The last chunk of a choice, with the last of its members."""
-        start = self.open_choice(choice, usage)
+        start = self.open_choice(choice, usage) + self._members(part, told)
         reasons = orjson.dumps(finish_reason) + b',"stop_reason":' + orjson.dumps(stop_reason)
-        self._add(start + payload, logprobs, reasons, usage)
+        self._add(start, logprobs, reasons, usage)
 
     def _add(self, start: bytes, logprobs: Any, finish: bytes, usage: dict[str, Any] | None) -> None:
         told = b"null" if logprobs is None else orjson.dumps(logprobs)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from scheduler_svc.frontend.call import Call
-from scheduler_svc.frontend.parsing.parts import Arguments, CallStart, Content, Part, Reasoning
+from scheduler_svc.frontend.parsing.parts import CallStart, Part
 from scheduler_svc.frontend.responses.output import Event, Output, ReasoningTokens
 from scheduler_svc.frontend.shapes import ChatShape
 from scheduler_svc.frontend.sse import ChunkWriter
@@ -115,24 +114,23 @@ class EventWriter(ChunkWriter):
                 self._tell([{"type": kind, "response": response}])
         return b""
 
-    def add(self, choice: int, payload: bytes, logprobs: Any, usage: dict[str, Any] | None) -> None:
-        """`payload`: the members of a chunk's choice."""
+    def add(self, choice: int, part: Part, told: dict[str, Any], logprobs: Any, usage: dict[str, Any] | None) -> None:
         self.open_choice(choice, usage)
-        members = orjson.loads(b"{" + payload + b"}")
-        self._tokens.add(members.get("token_ids", []))
-        for part in parts_of(members["delta"]):
+        self._tokens.add(told.get("token_ids", []))
+        if isinstance(part, CallStart) or part.text:
             self._tell(self._output.add(part))
 
     def add_finish(
         self,
         choice: int,
-        payload: bytes,
+        part: Part,
+        told: dict[str, Any],
         logprobs: Any,
         finish_reason: str,
         stop_reason: str | int | None,
         usage: dict[str, Any] | None,
     ) -> None:
-        self.add(choice, payload, logprobs, usage)
+        self.add(choice, part, told, logprobs, usage)
         self._reason = finish_reason
 
     def add_done(self, usage: dict[str, Any] | None) -> None:
@@ -156,16 +154,3 @@ class EventWriter(ChunkWriter):
             numbered = {"type": event["type"], "sequence_number": self._num_events, **event}
             self.unsent.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(numbered)))
             self._num_events += 1
-
-
-def parts_of(delta: dict[str, Any]) -> Iterator[Part]:
-    """What a chunk's delta was made of."""
-    if delta.get("content"):
-        yield Content(delta["content"])
-    if "reasoning_content" in delta:
-        yield Reasoning(delta["reasoning_content"])
-    for call in delta.get("tool_calls", ()):
-        if "id" in call:
-            yield CallStart(call["index"], call["id"], call["function"]["name"])
-        else:
-            yield Arguments(call["index"], call["function"]["arguments"])
