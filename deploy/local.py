@@ -9,18 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from common.logs import COMPILING
+from common.probe import answers
 from common.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""What listens on this machine is not asked through the proxy that the environment may name."""
 
 
 class ServiceFailed(Exception):
@@ -135,12 +133,8 @@ class LocalServices:
             if tell is not None and any(COMPILING in process.log_tail() for process in self.processes):
                 tell(f"{COMPILING} …")
                 tell = None
-            try:
-                with DIRECT.open(f"{self.url}/health/ready", timeout=5) as answer:
-                    if answer.status == 200:
-                        return
-            except OSError:
-                pass
+            if answers(f"{self.url}/health/ready"):
+                return
             time.sleep(0.05)
         logs = "\n".join(f"--- {process.name}\n{process.log_tail()}" for process in self.processes)
         raise ServiceFailed(f"not ready after {timeout_s:g} s\n{logs}")

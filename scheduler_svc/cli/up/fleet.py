@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-import urllib.request
-from http.client import HTTPException
 from types import FrameType
 
 from common.logs import COMPILING
+from common.probe import answers
 from scheduler_svc.cli.up.child import Child, ending
 from scheduler_svc.cli.up.console import Console
 
@@ -19,8 +18,6 @@ LEEWAY_S = 10.0
 """Beyond its grace, before a process that was asked to end is killed."""
 EXECUTORS_S = 15.0
 """Before executors that were asked to end are killed."""
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""What listens on this machine is not asked through the proxy that the environment may name."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -93,11 +90,7 @@ class Fleet:
     def _is_ready(self) -> bool:
         # Without executors of our own, those of others may come later.
         path = "/health/ready" if self._executors else "/health/live"
-        try:
-            with DIRECT.open(self._url + path, timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (OSError, HTTPException):
-            return False
+        return answers(self._url + path)
 
     def watch(self) -> None:
         """Start again whatever dies, until a signal comes."""
