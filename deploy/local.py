@@ -52,7 +52,7 @@ class Process:
     def log_tail(self, lines: int = 15) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def stop(self, timeout_s: float = 15.0) -> int:
+    def stop(self, timeout_s: float = 30.0) -> int:
         """SIGTERM, then SIGKILL after `timeout_s`. Returns the exit status."""
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)

@@ -10,8 +10,9 @@ from enum import Enum
 
 import zmq
 
+from common.waker import Waker
 from common.wire import Alive, WireError, decode, encode
-from executor_svc.sockets import Dialing, Waker
+from executor_svc.sockets import Dialing
 
 
 class Pulse(Enum):

@@ -20,6 +20,7 @@ import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from common.waker import Waker
 from common.wire import (
     Alive,
     Drain,
@@ -43,7 +44,7 @@ from common.wire.executor import no_slots
 from executor_svc.faults import FatalError
 from executor_svc.handover import Exchange
 from executor_svc.heartbeat import Heartbeat, Pulse
-from executor_svc.sockets import WHY_FAILED, Dialing, Waker
+from executor_svc.sockets import WHY_FAILED, Dialing
 
 RETRY_INTERVALS = 3
 """Hello intervals between a refusal and the next try."""
@@ -136,6 +137,10 @@ class Link:
         """Ask for a clean end; may be called from a signal handler or another thread."""
         self._stop_reason = reason
         self._waker.wake()
+
+    def wake_at_signals(self) -> None:
+        """For a link that runs in the main thread, whose handlers of signals call `request_stop`."""
+        self._waker.wake_at_signals()
 
     def _must_redial(self) -> bool:
         return self._redial_at is not None and time.monotonic() >= self._redial_at

@@ -16,5 +16,6 @@ def install_signal_handlers(link: Link) -> None:
             os._exit(128 + number)
         link.request_stop(signal.Signals(number).name)
 
+    link.wake_at_signals()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -90,28 +89,3 @@ def read_key(path: str, kind: str) -> bytes:
     if len(key) != 40 or any(c.isspace() for c in key):
         raise ValueError(f"{path}: holds no {kind} key of 40 characters")
     return key.encode("ascii", "replace")
-
-
-class Waker:
-    """Wakes a poller from a signal handler or another thread."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-
-    def fileno(self) -> int:
-        return self._reader.fileno()
-
-    def wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._writer.send(b"\0")
-
-    def clear(self) -> None:
-        with contextlib.suppress(OSError):
-            while self._reader.recv(4096):
-                pass
-
-    def close(self) -> None:
-        self._reader.close()
-        self._writer.close()

@@ -14,6 +14,7 @@ import structlog
 import zmq
 
 from common.logs import Seldom
+from common.waker import Waker
 from common.wire import (
     Abort,
     Ended,
@@ -111,11 +112,9 @@ class CoreLoop:
         self._num_checks = 0
         self._stopping_since: float | None = None
         self._hurried = False
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
+        self._waker = Waker()
         self._poller = zmq.Poller()
-        for readable in (self._frontends, self._executors, self._monitor, self._wake_read.fileno()):
+        for readable in (self._frontends, self._executors, self._monitor, self._waker):
             self._poller.register(readable, zmq.POLLIN)
         if self._desk is not None:
             self._poller.register(self._desk.socket, zmq.POLLIN)
@@ -133,7 +132,7 @@ class CoreLoop:
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT; then let running work end within the grace."""
-        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        self._waker.wake_at_signals()
         signal.signal(signal.SIGTERM, self._handle_stop)
         signal.signal(signal.SIGINT, self._handle_stop)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
@@ -175,6 +174,7 @@ class CoreLoop:
             self._desk.socket.close()
         self._executors.close()
         self._context.term()
+        self._waker.close()
         if self._plan_log is not None:
             self._plan_log.close()
         for path in (*self._run_dir.glob("core.sock*"), self._run_dir / "admin.sock"):
@@ -200,8 +200,8 @@ class CoreLoop:
         """Wait for something to do, do it, and return how long the next wait may be."""
         ready = dict(self._poller.poll(max(0, int(wait_s * 1000 + 0.999))))
         now = time.monotonic()
-        if self._wake_read.fileno() in ready:
-            self._wake_read.recv(4096)
+        if self._waker.fileno() in ready:
+            self._waker.clear()
         if self._monitor in ready:
             self._monitor.recv_multipart()
             self._membership.connection_broken(now)

@@ -16,13 +16,13 @@ from typing import Any
 import structlog
 import zmq
 
+from common.waker import Waker
 from common.wire import Fetch, Fetched, Lend, Recall, TransferPoint, WireError
 from common.wire.handover import MAX_CHUNK_BYTES, SECRET_BYTES
 from executor_svc.handover.fetching import Fetching
 from executor_svc.handover.lending import MAX_TICKETS, Lending, answer
 from executor_svc.handover.store import BlockStore
 from executor_svc.handover.transfer_socket import TransferSocket, place_of
-from executor_svc.sockets import Waker
 
 MAX_AT_ONCE = 16
 """Requests served before the thread looks for other work."""

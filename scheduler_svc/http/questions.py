@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from scheduler_svc.http.errors import unavailable
+from scheduler_svc.http.patience import patience
 
 MAX_PENDING = 64
 TIMEOUT_S = 2.0
@@ -35,7 +36,8 @@ class Questions(Generic[A]):
         self._pending[number] = answer
         try:
             await send(number)
-            return await asyncio.wait_for(answer, TIMEOUT_S)
+            async with patience(TIMEOUT_S):
+                return await answer
         except TimeoutError:
             raise unavailable("the scheduler does not answer", "no_scheduler") from None
         finally:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -40,6 +41,16 @@ class InTerminal:
 
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
+
+    def interrupt(self) -> None:
+        """Ctrl-C, once the command waits: between its last instruction and the wait for a key, Python would note the
+        signal, and wait nevertheless until the next key.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while _state(self.process.pid) != "S":
+            assert time.monotonic() < deadline, "it does not come to rest"
+            time.sleep(0.001)
+        self.press("\x03")
 
     def wait_for(self, text: str) -> None:
         """Until the text has been written, since the last such call. Raises AssertionError where it is not."""
@@ -78,6 +89,11 @@ class InTerminal:
             self.process.kill()
         self.process.wait()
         os.close(self._ours)
+
+
+def _state(pid: int) -> str:
+    """As of proc(5): S is one that sleeps."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _take_terminal() -> None:

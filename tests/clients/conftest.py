@@ -97,7 +97,7 @@ def free_port() -> int:
 
 def _answers(address: str) -> bool:
     try:
-        return httpx.get(address, timeout=5).status_code == 200
+        return httpx.get(address, timeout=60).status_code == 200
     except httpx.HTTPError:
         return False
 

@@ -33,7 +33,7 @@ def test_a_compilation_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with LocalServices() as services:
             monkeypatch.setattr(services, "_port", server.server_port)
             process = Process("executor", ["-c", f"print({line!r})"], tmp_path)
-            assert process.popen.wait(20) == 0
+            assert process.popen.wait(60) == 0
             services.processes.append(process)
             monkeypatch.setattr(services, "raise_if_ended", lambda: None)
             told: list[str] = []

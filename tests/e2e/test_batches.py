@@ -13,7 +13,7 @@ import pytest
 
 from executor_svc.script import Script
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def request_lines(count: int, *, max_tokens: int = 8, endpoint: str = "/v1/completions") -> bytes:

@@ -45,7 +45,7 @@ class Survivor:
 
     def finished(self) -> dict[int, bytes]:
         """Results that are committed, by number of line: read from the file, whoever runs."""
-        connection = sqlite3.connect(self.folder / "batches.sqlite3", timeout=10)
+        connection = sqlite3.connect(self.folder / "batches.sqlite3", timeout=60)
         try:
             found = connection.execute(
                 "SELECT number, result FROM lines WHERE batch_id = ? AND outcome = 'completed'", (self.batch_id,)
@@ -146,7 +146,7 @@ def test_a_killed_runner_is_started_anew_and_sigterm_leaves_lines_in_flight_for_
     run.stack.until(lambda: len(runners(run)) == 2, "a new runner")
     run.stack.until(lambda: run.stack.metric("vllm:num_requests_running") == 0, "the old one's lines to be dropped")
     run.stack.until(lambda: run.stack.metric("vllm:num_requests_running") == 8, "the new one's lines to run")
-    assert run.stack.scheduler.stop(timeout_s=20) == 0
+    assert run.stack.scheduler.stop(timeout_s=60) == 0
     assert run.finished() == {}, "it did not wait for lines that may run again"
     run.restart()
     run.check({})

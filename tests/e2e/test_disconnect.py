@@ -19,7 +19,7 @@ def send_request(url: str, **body: object) -> socket.socket:
     """POST a completion over a bare socket, which the test then closes as it likes."""
     parts = urlsplit(url)
     data = json.dumps({"ignore_eos": True, "temperature": 0} | body).encode()
-    connection = socket.create_connection((parts.hostname, parts.port), timeout=30)
+    connection = socket.create_connection((parts.hostname, parts.port), timeout=60)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
     return connection
@@ -113,6 +113,6 @@ def test_a_batch_mate_does_not_notice(start: Callable[..., Any]) -> None:
     leaver.close()
     stack.until(lambda: stack.metric("gilir_live_sequences") == 1, "the leaver to be dropped")
     fake.release()
-    reader.join(30)
+    reader.join(60)
     assert first == alone
     stack.until_idle()

@@ -53,7 +53,7 @@ def test_streams_of_a_real_executor_go_on_with_their_kv(start: Callable[..., Any
         answers = [pool.submit(stream, stack, i, 200) for i in range(len(TEXTS))]
         stack.until(lambda: len(stack.planned_requests()) == begun + len(TEXTS), "all to run")
         leaving.popen.send_signal(signal.SIGTERM)
-        assert leaving.popen.wait(20) == 0
+        assert leaving.popen.wait(60) == 0
         assert [answer.result(60) for answer in answers] == undisturbed
     stack.until_idle()
     moved = recomputed(stack.plan_records())

@@ -53,12 +53,12 @@ def test_a_frontend_that_hangs_is_started_anew(start: Callable[..., Any]) -> Non
     (frontend,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(httpx.post, f"{stack.url}/v1/completions", json=body, timeout=30)
+        waiting = pool.submit(httpx.post, f"{stack.url}/v1/completions", json=body, timeout=60)
         stack.until(lambda: stack.planned_requests(), "the request to run")
         os.kill(int(frontend), signal.SIGSTOP)
-        assert isinstance(waiting.exception(timeout=20), httpx.TransportError), "its client is not left waiting"
+        assert isinstance(waiting.exception(timeout=60), httpx.TransportError), "its client is not left waiting"
     stack.client.close()
-    stack.client = httpx.Client(base_url=stack.url, timeout=30)
+    stack.client = httpx.Client(base_url=stack.url, timeout=60)
     stack.ready()
     assert stack.text("b", 5)
     stack.until_idle()

@@ -66,7 +66,7 @@ WITHOUT_BATCHES = CATALOGUE.keys() - {"gilir_batch_lines"}
 
 def scrape(stack: Stack) -> dict[str, Metric]:
     """By family, over a connection of its own: either frontend may answer."""
-    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=60) as answer:
         return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
 
 

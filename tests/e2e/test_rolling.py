@@ -36,7 +36,7 @@ class Operator:
         self._stack = stack
         found = re.search(r"admin API.*(http://[\d.:]+)", stack.scheduler.log.read_text())
         assert found, "the log does not say where the admin API is"
-        self.client = httpx.Client(base_url=f"{found[1]}/admin", headers=headers, timeout=10)
+        self.client = httpx.Client(base_url=f"{found[1]}/admin", headers=headers, timeout=60)
 
     def __enter__(self) -> Operator:
         return self

@@ -22,8 +22,8 @@ def test_sigterm_ends_an_open_stream_with_an_error_event_and_status_0(start: Cal
     reader = threading.Thread(target=lambda: events.extend(stack.stream([5, 6, 7], 900)))
     reader.start()
     stack.until(lambda: len(fake.plans) > 3, "the stream to run")
-    assert stack.scheduler.stop(timeout_s=10) == 0
-    reader.join(10)
+    assert stack.scheduler.stop(timeout_s=60) == 0
+    reader.join(60)
     assert "stopping" in events[-1]["error"]["message"]
     assert "Traceback" not in stack.scheduler.log.read_text()
 
@@ -36,8 +36,8 @@ def test_running_requests_finish_within_the_grace(start: Callable[..., Any]) -> 
     reader = threading.Thread(target=lambda: texts.append(stack.text([5, 6, 7], 40)))
     reader.start()
     stack.until(lambda: len(fake.plans) > 3, "the request to run")
-    assert stack.scheduler.stop(timeout_s=10) == 0
-    reader.join(10)
+    assert stack.scheduler.stop(timeout_s=60) == 0
+    reader.join(60)
     assert len(texts) == 1 and texts[0]
 
 

@@ -138,6 +138,6 @@ def test_at_any_frontend(start: Callable[..., Any], pool: ThreadPoolExecutor) ->
     first = pool.submit(stack.complete, FIRST, 5, request_id="first")
     until_told(stack, "first", state="running")
     for _ in range(16):
-        answer = httpx.get(f"{stack.url}/v1/requests/first", timeout=10)
+        answer = httpx.get(f"{stack.url}/v1/requests/first", timeout=60)
         assert answer.status_code == 200 and answer.json()["sequences"][0]["state"] == "running"
     finish(stack, fake, first)

@@ -35,7 +35,7 @@ class ScriptedScheduler:
 
     def _bind_again(self, port: int) -> None:
         """The port of an earlier scheduler may take a moment to come free."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 self.router.bind(f"tcp://127.0.0.1:{port}")
@@ -49,7 +49,7 @@ class ScriptedScheduler:
         self.router.close()
         self.context.term()
 
-    def receive_any(self, timeout_s: float = 10.0) -> tuple[bytes, Message]:
+    def receive_any(self, timeout_s: float = 60.0) -> tuple[bytes, Message]:
         """The next message that is not a heartbeat, with its peer."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -65,7 +65,7 @@ class ScriptedScheduler:
                 echo = received if received.epoch in self.known_epochs else Alive(0)
                 self.router.send_multipart([peer, encode(echo)])
 
-    def receive(self, kind: type[M], timeout_s: float = 10.0) -> M:
+    def receive(self, kind: type[M], timeout_s: float = 60.0) -> M:
         """The next message; it must be of this kind. Repeated Hellos are passed over unless asked for."""
         while True:
             peer, received = self.receive_any(timeout_s)
@@ -75,7 +75,7 @@ class ScriptedScheduler:
                 return received
             assert isinstance(received, Hello), f"expected {kind.__name__}, got {received}"
 
-    def beat(self, until: Callable[[], object], timeout_s: float = 10.0) -> None:
+    def beat(self, until: Callable[[], object], timeout_s: float = 60.0) -> None:
         """Answer heartbeats until `until()` is true; nothing else may come."""
         deadline = time.monotonic() + timeout_s
         while not until():
@@ -93,7 +93,7 @@ class ScriptedScheduler:
     def send_raw(self, *frames: bytes) -> None:
         self.router.send_multipart([self.peer, *frames])
 
-    def receive_hello(self, timeout_s: float = 10.0) -> Hello:
+    def receive_hello(self, timeout_s: float = 60.0) -> Hello:
         return self.receive(Hello, timeout_s)
 
     def attach(self, epoch: int, heartbeat_ms: int = 50) -> None:

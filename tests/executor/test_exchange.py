@@ -40,12 +40,12 @@ class Blocks:
 
     def read(self, blocks: list[int]) -> bytes:
         if self.num_reads:
-            self.more.wait(10)
+            self.more.wait(60)
         self.num_reads += 1
         return b"".join(self.content[block] for block in blocks)
 
     def write(self, blocks: list[int], data: bytes) -> None:
-        self.gate.wait(10)
+        self.gate.wait(60)
         for place, block in enumerate(blocks):
             self.content[block] = data[place * self.block_bytes : (place + 1) * self.block_bytes]
             self.written.append(block)
@@ -58,7 +58,7 @@ class End:
     exchange: Exchange
     blocks: Blocks
 
-    def answer(self, timeout_s: float = 10.0) -> Fetched:
+    def answer(self, timeout_s: float = 60.0) -> Fetched:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             answers = self.exchange.answers()
@@ -69,7 +69,7 @@ class End:
         raise TimeoutError("no answer")
 
     def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline, "it did not come true"
             time.sleep(0.005)

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,7 +50,36 @@ def test_signals_leave_cleanly(scheduler: ScriptedScheduler, number: signal.Sign
     scheduler.send(decode_plan(2, 0))
     scheduler.receive(Result)
     scheduler.send(Drain(1))
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and b"Traceback" not in errors
+
+
+SIGNALLED_ELSEWHERE = """
+import signal, sys, threading
+from executor_svc import fake
+
+def end():
+    sys.stdin.readline()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=end).start()
+sys.exit(fake.main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_that_does_not_interrupt_the_wait_is_heard(scheduler: ScriptedScheduler) -> None:
+    """The wait of an attached executor has no limit, and a signal may come just before it, or to another thread."""
+    command = [sys.executable, "-c", SIGNALLED_ELSEWHERE, "--scheduler", scheduler.address]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    scheduler.welcome(1)
+    serve_one(scheduler, epoch=1)
+    time.sleep(0.2)  # until it waits
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    assert scheduler.receive(Leaving).reason == "SIGTERM"
+    scheduler.send(Drain(1))
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and b"Traceback" not in errors
 
 
@@ -60,7 +90,7 @@ def test_the_second_signal_ends_at_once(scheduler: ScriptedScheduler) -> None:
     process.send_signal(signal.SIGTERM)
     scheduler.receive(Leaving)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -77,14 +107,14 @@ def test_a_stopped_process_that_wakes_up_finds_its_epoch_gone(scheduler: Scripte
         assert serve_one(scheduler, epoch=2).epoch == 2
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 def test_a_refusal_is_one_plain_line(scheduler: ScriptedScheduler) -> None:
     process = _process(scheduler, "--log-level", "error")
     scheduler.receive(Hello)
     scheduler.send(Refused("block size 16 does not match", retry=False))
-    output, errors = process.communicate(timeout=10)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert errors.decode() == "error: the scheduler refused this executor: block size 16 does not match\n"
     assert output == b""

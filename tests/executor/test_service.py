@@ -55,7 +55,7 @@ def test_a_whole_life(scheduler: ScriptedScheduler, folder: Path, tmp_path: Path
     scheduler.send(decode_plan(2, 0))
     tokens += scheduler.receive(Result).tokens.tolist()
     scheduler.send(Drain(1))
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and "Traceback" not in errors
     assert not status.exists()
     loaded = load_model(str(folder))

@@ -146,7 +146,7 @@ class FakeCore:
                 playing.answer = Answer(())
         assert self.wait_for(lambda: not self.live)
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
         """Wait until something that this core sees has come about."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)

@@ -86,7 +86,7 @@ def run_service(
         url = process.stdout.readline().removeprefix("listening: ").strip()
         tokenizers = {name: tokenizer for name, (tokenizer, _) in made.items()}
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        with httpx.Client(base_url=url, timeout=20, headers=headers) as client:
+        with httpx.Client(base_url=url, timeout=60, headers=headers) as client:
             service = Service(core, url, process, tokenizers, client)
             wait_until(lambda: len(service.get("/v1/models").json()["data"]) == len(models))
             yield service
@@ -96,7 +96,7 @@ def run_service(
         core.close()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Poll something that has no other way to tell."""
     end = time.monotonic() + timeout_s
     while not condition():

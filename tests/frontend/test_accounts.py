@@ -124,7 +124,7 @@ def waiting_request(service: Service, **headers: str) -> Iterator[list[httpx.Res
     body: dict[str, Any] = {"model": BYTE_LEVEL, "prompt": "Hello", "stream": True}
 
     def ask() -> None:
-        found.append(httpx.post(service.url + "/v1/completions", json=body, headers=headers, timeout=20))
+        found.append(httpx.post(service.url + "/v1/completions", json=body, headers=headers, timeout=60))
 
     asker = threading.Thread(target=ask)
     asker.start()
@@ -134,7 +134,7 @@ def waiting_request(service: Service, **headers: str) -> Iterator[list[httpx.Res
     finally:
         for _ in range(20):
             gate.release()
-        asker.join(20)
+        asker.join(60)
 
 
 def test_a_stream_that_waits_is_found_under_the_id_that_its_client_chose(service: Service) -> None:

@@ -76,7 +76,7 @@ def test_tenants_see_their_own_and_mistakes_are_named(client: httpx.Client) -> N
 def test_an_upload_that_stalls_or_breaks_off_leaves_nothing(client: httpx.Client) -> None:
     head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
     for length, status in ((2000, 408), (len(head), 400)):
-        with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
+        with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=60) as connection:
             request = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
             connection.sendall(request.encode() + b"Content-Type: multipart/form-data; boundary=b\r\n\r\n" + head)
             answer = b""
@@ -101,7 +101,7 @@ def test_a_tenant_stores_no_more_than_it_may(client: httpx.Client) -> None:
     form = client.build_request("POST", "/v1/files", files={"file": ("x", b"x")}, data={"purpose": "batch"})
     head, body = {"X-Tenant": "full", "content-type": form.headers["content-type"]}, form.read()
     assert refused(client.post("/v1/files", content=iter([body]), headers=head)), "in chunks, of no known length"
-    with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=60) as connection:
         connection.sendall(
             f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nX-Tenant: full\r\nContent-Length: {whole}\r\n"
             "Content-Type: multipart/form-data; boundary=b\r\n\r\n".encode()

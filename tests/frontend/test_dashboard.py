@@ -61,7 +61,7 @@ def rows_after(after: int, newest: int, **more: Any) -> Iterations:
 @contextmanager
 def watching(service: Service, **headers: str) -> Iterator[Iterator[Event]]:
     """The events of a viewer."""
-    with httpx.stream("GET", service.url + "/dashboard/events", headers=headers, timeout=10) as answer:
+    with httpx.stream("GET", service.url + "/dashboard/events", headers=headers, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield events_of(answer.iter_lines())

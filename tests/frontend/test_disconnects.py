@@ -142,7 +142,7 @@ def test_a_slow_reader_is_dropped_and_slows_nobody(roomy: Service, stream: bool)
     roomy.core.answer(Answer([*roomy.ids(" one two"), roomy.eos()]))
     quick = events(roomy.complete(stream=True))
     assert quick[-1]["choices"][0]["finish_reason"] == "stop"
-    assert roomy.core.wait_for(lambda: roomy.core.live == 0, 30)
+    assert roomy.core.wait_for(lambda: roomy.core.live == 0, 60)
     for connection in slow:
         wait_until(lambda connection=connection: _is_reset(connection))
     assert roomy.complete().status_code == 200
@@ -153,7 +153,7 @@ def test_a_reader_that_pauses_gets_all_of_it_in_fewer_events(roomy: Service) -> 
     roomy.core.answer(Answer([3] * count, EndReason.LENGTH, scores=[[(token, -1.5) for token in range(3, 24)]]))
     body = {"prompt": "Hello", "max_tokens": count, "stream": True, "logprobs": 20}
     with connect(roomy, "/v1/completions", 4096, **body) as pausing:
-        assert roomy.core.wait_for(lambda: bool(roomy.core.requests) and roomy.core.live == 0, 30)
+        assert roomy.core.wait_for(lambda: bool(roomy.core.requests) and roomy.core.live == 0, 60)
         answer = b""
         while not answer.endswith(b"\r\n0\r\n\r\n"):
             answer += pausing.recv(1 << 20)

@@ -216,7 +216,7 @@ def test_a_body_writer_over_a_connection_that_breaks() -> None:
                 writer.write(b"x" * 100_000)
                 written += 1
             assert await reader.readexactly(written * len(b"186a0\r\n\r\n" + b"x" * 100_000))
-            await asyncio.wait_for(room.wait(), 20)
+            await asyncio.wait_for(room.wait(), 60)
             assert not writer.is_full
             transport.abort()
             writer.write(b"more")

@@ -28,7 +28,7 @@ class Connection:
 
     def __init__(self, service: Service) -> None:
         address = urlsplit(service.url)
-        self.socket = socket.create_connection((address.hostname, address.port), timeout=10)
+        self.socket = socket.create_connection((address.hostname, address.port), timeout=60)
         self._unread = b""
 
     def send(self, *parts: bytes) -> None:

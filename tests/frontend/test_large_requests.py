@@ -34,7 +34,7 @@ def busy_service(service: Service) -> Iterator[Service]:
     def stream() -> None:
         body = {"model": BYTE_LEVEL, "prompt": "Hello", "max_tokens": 50, "stream": True, "ignore_eos": True}
         while not over.is_set():
-            with httpx.stream("POST", service.url + "/v1/completions", json=body, timeout=20) as response:
+            with httpx.stream("POST", service.url + "/v1/completions", json=body, timeout=60) as response:
                 if not response.read().endswith(b"data: [DONE]\n\n"):
                     problems.append("a broken stream")
 

@@ -83,7 +83,7 @@ class Reader:
 
     def __init__(self, url: str, method: str, path: str, body: Any = None, **headers: str) -> None:
         address = urlsplit(url)
-        self._socket = socket.create_connection((address.hostname, address.port or 80), timeout=20)
+        self._socket = socket.create_connection((address.hostname, address.port or 80), timeout=60)
         content = b"" if body is None else json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(content)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]

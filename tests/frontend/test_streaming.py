@@ -157,7 +157,7 @@ def test_tokens_come_as_they_are_made(service: Service) -> None:
     body = {"model": BYTE_LEVEL, "prompt": "Hello", "stream": True, "max_tokens": 3}
     gate.release()
     texts = []
-    with httpx.stream("POST", service.url + "/v1/completions", json=body, timeout=20) as response:
+    with httpx.stream("POST", service.url + "/v1/completions", json=body, timeout=60) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 texts.append(json.loads(line[6:])["choices"][0]["text"])

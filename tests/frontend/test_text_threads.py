@@ -19,7 +19,7 @@ from scheduler_svc.frontend.streams import Generation
 from scheduler_svc.frontend.text_threads import TextThreads
 from scheduler_svc.http.errors import ApiError, ClientGone
 
-PATIENCE_S = 20
+PATIENCE_S = 60.0
 
 
 class Texts:

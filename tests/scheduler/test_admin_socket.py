@@ -78,4 +78,4 @@ def test_the_admin_process_shows_life(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(f"ipc://{tmp_path}/core")
-        asyncio.run(asyncio.wait_for(listen(router), 10))
+        asyncio.run(asyncio.wait_for(listen(router), 60))

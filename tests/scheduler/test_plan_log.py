@@ -194,7 +194,7 @@ def test_a_full_disk_ends_the_log_and_nothing_else(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(log, "_write_block", full)
     eventful(world)
     log.flush()
-    log._thread.join(10)
+    log._thread.join(60)
     assert log.closed
     eventful(world)
     world.close()
@@ -202,7 +202,7 @@ def test_a_full_disk_ends_the_log_and_nothing_else(tmp_path: Path, monkeypatch: 
 
 def settle(log: PlanLog) -> None:
     """Wait until the thread has taken what was handed to it."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not log._queue.empty() and time.monotonic() < deadline:
         time.sleep(0.001)
 

@@ -33,7 +33,7 @@ def test_a_child_that_falls_silent_is_killed_and_started_anew(name: str) -> None
             for i in range(8, 14):
                 assert supervisor.check(float(i)) == ([], None)
             dead = supervisor.check(13.5)[0]  # killed; it may have been reaped as well
-            first.wait(10)
+            first.wait(60)
             assert (dead or supervisor.check(14.0)[0]) == [name]
             assert child.process is not first and child.process is not None
         finally:

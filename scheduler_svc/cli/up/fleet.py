@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from types import FrameType
 
@@ -39,7 +38,7 @@ class Fleet:
         self._scheduler, self._executors, self._console = scheduler, executors, console
         self._url, self._grace_s = url, grace_s
         self._num_signals = 0
-        self._stop = threading.Event()
+        self._stopping = False  # an Event has a lock, which the handler may find taken by the code that it interrupts
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
@@ -49,7 +48,7 @@ class Fleet:
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self._num_signals += 1
-        self._stop.set()
+        self._stopping = True
         if self._num_signals > 1:
             for child in self._all:
                 child.signal(signal.SIGTERM if self._num_signals == 2 else signal.SIGKILL)
@@ -64,7 +63,7 @@ class Fleet:
         Raises `Failed` when a process ends.
         """
         told = False
-        while not self._stop.wait(TURN_S):
+        while self._next_turn():
             for child in self._all:
                 self._raise_if_ended(child)
             if not told and any(COMPILING in line for child in self._executors for line in list(child.tail)):
@@ -73,6 +72,12 @@ class Fleet:
             if self._is_ready():
                 return True
         return False
+
+    def _next_turn(self) -> bool:
+        """False: a signal came."""
+        if not self._stopping:
+            time.sleep(TURN_S)
+        return not self._stopping
 
     def _raise_if_ended(self, child: Child) -> None:
         if child.is_running or child.process is None:
@@ -94,7 +99,7 @@ class Fleet:
 
     def watch(self) -> None:
         """Start again whatever dies, until a signal comes."""
-        while not self._stop.wait(TURN_S):
+        while self._next_turn():
             for child in self._all:
                 line = child.check(time.monotonic())
                 if line:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -16,6 +15,7 @@ from scheduler_svc.frontend.auth import key_of
 from scheduler_svc.frontend.frontend import frontend_of
 from scheduler_svc.frontend.scheduling import tenant_of as request_tenant
 from scheduler_svc.http.errors import ApiError, unavailable
+from scheduler_svc.http.patience import patience
 from scheduler_svc.metrics import metric_key
 
 log = structlog.get_logger()
@@ -49,7 +49,8 @@ async def line_gauges(request: Request) -> dict[str, float]:
     if thread is None:
         return {}
     try:
-        counts = await asyncio.wait_for(thread.run(Store.count_lines), METRICS_S)
+        async with patience(METRICS_S):
+            counts = await thread.run(Store.count_lines)
     except (StorageError, TimeoutError) as error:
         log.debug("metrics of batches left out", reason=str(error))
         return {}

@@ -16,6 +16,7 @@ import structlog
 from scheduler_svc.frontend.resuming.keeper import Keeper
 from scheduler_svc.frontend.resuming.kept_stream import KeptStream, Reading, last_event
 from scheduler_svc.http.errors import ApiError, ClientGone, unavailable
+from scheduler_svc.http.patience import patience
 
 log = structlog.get_logger()
 
@@ -102,7 +103,7 @@ class Peers:
     async def _ask(self, path: Path, owner: str, ids: list[str]) -> _PeerReading | None:
         """What one peer has. Raises TimeoutError, OSError where that cannot be known."""
         try:
-            async with asyncio.timeout(TURN_S), self._turns[path], asyncio.timeout(PATIENCE_S):
+            async with patience(TURN_S), self._turns[path], patience(PATIENCE_S):
                 reader, writer = await _dial(path)
                 try:
                     _send_json(writer, [owner, ids])
