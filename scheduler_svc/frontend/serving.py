@@ -17,7 +17,7 @@ from scheduler_svc.frontend.frontend import Frontend, frontend_of
 from scheduler_svc.frontend.parameters import REQUEST_ID as REQUEST_ID_FIELD
 from scheduler_svc.frontend.parameters import Parameters
 from scheduler_svc.frontend.resuming.answer import answer_reading
-from scheduler_svc.frontend.resuming.kept_stream import Reading
+from scheduler_svc.frontend.resuming.kept_stream import StreamReading
 from scheduler_svc.frontend.scheduling import TimeLimit, header_time_limit, tenant_of
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.frontend.streams import Generation
@@ -59,7 +59,7 @@ async def _serve(request: Request, prepare: Prepare, fields: Fields, held: HeldB
     generation = frontend.link.generation(key)
     generation.tenant = tenant or ""
     call: Call | None = None
-    reading: Reading | None = None
+    reading: StreamReading | None = None
     streaming = False
 
     def leave() -> None:

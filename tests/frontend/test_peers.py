@@ -13,7 +13,7 @@ import uvloop
 
 from scheduler_svc.frontend.resuming import peers as module
 from scheduler_svc.frontend.resuming.keeper import Keeper
-from scheduler_svc.frontend.resuming.kept_stream import PIECE_BYTES, Reading
+from scheduler_svc.frontend.resuming.kept_stream import PIECE_BYTES, StreamReading
 from scheduler_svc.frontend.resuming.peers import Peers
 from scheduler_svc.http.errors import ApiError
 
@@ -35,7 +35,7 @@ async def two_frontends(folder: Path) -> AsyncIterator[tuple[Peers, Keeper]]:
             keeper.close()
 
 
-async def found(peers: Peers, name: str, after: int = 0) -> Reading:
+async def found(peers: Peers, name: str, after: int = 0) -> StreamReading:
     opened = await peers.find("tenant", [name])
     assert opened is not None
     reading = await opened(after)

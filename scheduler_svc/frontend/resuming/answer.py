@@ -8,11 +8,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from scheduler_svc.frontend.event_stream import HEADERS
-from scheduler_svc.frontend.resuming.kept_stream import Reading
+from scheduler_svc.frontend.resuming.kept_stream import StreamReading
 from scheduler_svc.http.errors import ClientGone
 
 
-async def answer_reading(reading: Reading, on_end: Callable[[], None]) -> Response:
+async def answer_reading(reading: StreamReading, on_end: Callable[[], None]) -> Response:
     """Waits until the stream has begun. 204, by which the standard of server-sent events tells a client to ask no more,
     where it has been read to its end.
 
@@ -33,7 +33,7 @@ async def answer_reading(reading: Reading, on_end: Callable[[], None]) -> Respon
 class KeptAnswer(Response):
     """Sends events as they come, all that have come at once. The stream goes on when its client leaves."""
 
-    def __init__(self, reading: Reading, on_end: Callable[[], None]) -> None:
+    def __init__(self, reading: StreamReading, on_end: Callable[[], None]) -> None:
         super().__init__()
         self._reading, self._on_end = reading, on_end
 

@@ -38,7 +38,7 @@ def not_kept(message: str) -> ApiError:
     return ApiError(410, message, code="events_gone")
 
 
-class Reading(Protocol):
+class StreamReading(Protocol):
     """One connection's way through a stream, wherever it is kept."""
 
     cut_off: Callable[[], object] | None
@@ -200,7 +200,7 @@ class KeptStream:
 
 
 class LocalReading:
-    """A `Reading` of a stream that is kept in this process."""
+    """A `StreamReading` of a stream that is kept in this process."""
 
     def __init__(self, stream: KeptStream, after: int) -> None:
         self._stream, self._position = stream, after

@@ -14,7 +14,7 @@ import orjson
 import structlog
 
 from scheduler_svc.frontend.resuming.keeper import Keeper
-from scheduler_svc.frontend.resuming.kept_stream import KeptStream, Reading, last_event
+from scheduler_svc.frontend.resuming.kept_stream import KeptStream, StreamReading, last_event
 from scheduler_svc.http.errors import ApiError, ClientGone, unavailable
 from scheduler_svc.http.patience import patience
 
@@ -39,7 +39,7 @@ GONE = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError, BrokenP
 _HEAD = struct.Struct("<?I")
 """Before what is sent: whether more follows, and how many bytes it has."""
 
-Open = Callable[[int], Awaitable[Reading]]
+Open = Callable[[int], Awaitable[StreamReading]]
 """Begin to read a stream that was found after an event. Raises `ApiError`."""
 
 
@@ -57,7 +57,7 @@ class Peers:
         self._keeper = keeper
         self._server: asyncio.Server | None = None
         self._turns: dict[Path, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(ASKED_AT_ONCE))
-        self.readings: set[Reading] = set()
+        self.readings: set[StreamReading] = set()
         """Those under way of streams that others keep."""
 
     async def open(self) -> None:
@@ -143,7 +143,7 @@ async def _dial(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def _opener(stream: KeptStream) -> Open:
-    async def open_here(after: int) -> Reading:
+    async def open_here(after: int) -> StreamReading:
         return stream.open(after)
 
     return open_here
@@ -175,7 +175,7 @@ async def _send_stream(
         watch.cancel()
 
 
-async def _leave_with(reader: asyncio.StreamReader, reading: Reading) -> None:
+async def _leave_with(reader: asyncio.StreamReader, reading: StreamReading) -> None:
     """Leave when the far side does, which has nothing more to say."""
     with contextlib.suppress(OSError):
         await reader.read(1)
@@ -183,18 +183,18 @@ async def _leave_with(reader: asyncio.StreamReader, reading: Reading) -> None:
 
 
 class _PeerReading:
-    """A stream that a peer has, and then a `Reading` of it."""
+    """A stream that a peer has, and then a `StreamReading` of it."""
 
     cut_off: Callable[[], object] | None = None
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, started: float, readings: set[Reading]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, started: float, readings: set[StreamReading]
     ) -> None:
         """`readings`: has it while it is read."""
         self._reader, self._writer, self.started, self._readings = reader, writer, started, readings
         self._left = False
 
-    async def open(self, after: int) -> Reading:
+    async def open(self, after: int) -> StreamReading:
         self._readings.add(self)
         _send_json(self._writer, after)
         return self
