@@ -75,7 +75,7 @@ CATALOGUE: dict[str, Metric] = {
     "vllm:request_prompt_tokens": _histogram("Prompt tokens of a finished sequence.", REQUEST_TOKENS),
     "vllm:request_generation_tokens": _histogram("Generated tokens of a finished sequence.", REQUEST_TOKENS),
     "vllm:request_max_num_generation_tokens": _histogram(
-        "Generated tokens of the longest of a finished request's sequences.", REQUEST_TOKENS
+        "Generated tokens of the longest whole answer of a request, when its last sequence has ended.", REQUEST_TOKENS
     ),
     "vllm:request_params_n": _histogram("Sequences that an accepted request asks for.", REQUEST_N),
     "vllm:request_params_max_tokens": _histogram(

@@ -148,6 +148,7 @@ class Scheduler:
         else:
             lane.release(sequence, State.FINISHED)
         queue.end(sequence)
+        self._pass_longest_on(queue, sequence)
         self._timeouts.forget(sequence)
         self.key_usage.end(sequence)
         del self.live[sequence.owner, sequence.stream]
@@ -337,15 +338,17 @@ class Scheduler:
         if not was_cut:  # else it tells nothing of how long answers are
             queue.lengths.observe(sequence.tenant, sequence.num_generated)
         queue.counters.observe_finished(sequence, now)
-        self._observe_longest(queue, sequence)
+        sequence.longest_answer = max(sequence.longest_answer, sequence.num_generated)
 
-    def _observe_longest(self, queue: ModelQueue, sequence: Sequence) -> None:
-        """Of a request's answers the longest counts, when the last of them has ended."""
-        longest, first = max(sequence.num_generated, sequence.longest_sibling), sequence.stream - sequence.index
+    def _pass_longest_on(self, queue: ModelQueue, sequence: Sequence) -> None:
+        """Of a request's whole answers the longest counts, when its last sequence ends, in whatever way."""
+        longest, first = sequence.longest_answer, sequence.stream - sequence.index
+        if not longest:
+            return
         for stream in range(first, first + sequence.n if sequence.n > 1 else first):
             sibling = self.live.get((sequence.owner, stream))
             if sibling is not None and sibling is not sequence:
-                sibling.longest_sibling = max(sibling.longest_sibling, longest)
+                sibling.longest_answer = max(sibling.longest_answer, longest)
                 return
         queue.counters.request_longest_generation.observe(longest)
 

@@ -118,8 +118,8 @@ class Sequence:
     """When that was last; -1 as soon as it has a token from another."""
     n: int = 1
     """How many sequences its request has."""
-    longest_sibling: int = 0
-    """Tokens of the longest answer among those of its request that have ended before it."""
+    longest_answer: int = 0
+    """Tokens of the longest whole answer of its request that it has to pass on when it ends, its own included."""
     strikes: int = 0
     """Iterations with it that were lost, one after the other, since its last new token."""
     struck_at: int = -1

@@ -128,7 +128,7 @@ _FIELDS: dict[type, Fields] = {
             "hash_key", "fingerprint", "cached_tokens", "admitted", "last_token_at", "num_preemptions", "num_reached"
         ),
         **_plain("strikes", "struck_at", "key_row", "call", "n"),
-        **_plain("first_token_at", "num_failovers", "lost_at", "longest_sibling"),
+        **_plain("first_token_at", "num_failovers", "lost_at", "longest_answer"),
         "params": WirePart(SamplingParams),
         "tokens": ARRAY,
         "retention": Choice(Retention),

@@ -103,6 +103,20 @@ def test_of_a_requests_answers_the_longest_counts_once() -> None:
     assert observed(counters.request_n) == (2, 4) and observed(counters.request_max_tokens) == (2, 7)
 
 
+def test_the_longest_answer_counts_though_its_siblings_are_aborted_after_it() -> None:
+    world = World()
+    world.attach()
+    whole, *aborted = world.submit(4, 9, n=3, ignore_eos=True)
+    iterate(world, 1.0)
+    iterate(world, 1.0)
+    world.scheduler.abort(0, [whole.number], world.now, stopped=True)
+    iterate(world, 1.0)
+    for stream in aborted:
+        assert observed(counters_of(world).request_longest_generation) == (0, 0)
+        world.scheduler.abort(0, [stream.number], world.now)
+    assert observed(counters_of(world).request_longest_generation) == (1, 2), "no answer is what was aborted"
+
+
 def test_a_bubble_is_idle_time_before_an_iteration_whose_rows_were_running() -> None:
     world = World()
     lane = world.attach()
