@@ -45,7 +45,7 @@ class Reading:
         if tooling.forced:
             calls = forced_parser(self.format, parallel=tooling.parallel)
         elif self.format is not None:
-            calls = call_parser(self.format, tooling.names, parallel=tooling.parallel)
+            calls = call_parser(self.format, tooling.names, parallel=tooling.parallel, allowed=tooling.allowed)
         # OpenAI and vLLM say so: that this function is called was known before.
         stop = "stop" if tooling.choice == "function" else "tool_calls"
         return MessageReader(splitter, calls, include_reasoning=self.include_reasoning, stop_for_calls=stop)

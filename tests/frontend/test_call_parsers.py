@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.frontend.parsing.choice import FORMATS, call_parser, tool_call_format
 from scheduler_svc.frontend.parsing.message_reader import MessageReader, whole_message
-from scheduler_svc.frontend.parsing.parts import Arguments, CallStart, Part, merged
+from scheduler_svc.frontend.parsing.parts import Arguments, CallStart, Content, Part, merged
 
 NAMES = frozenset({"f", "get_weather"})
 PARIS = '{"city": "Paris {}\\" ]"}'
@@ -142,11 +142,44 @@ CASES: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
 }
 
 
-def read(name: str, pieces: list[str], *, parallel: bool = True) -> tuple[list[Part], MessageReader]:
+BARRED: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
+    # As above. Of the two functions only f may be called.
+    "hermes: alone": ("hermes", CASES["hermes: one"][1], CASES["hermes: one"][1], []),
+    "hermes: between": (
+        "hermes",
+        '<tool_call>{"name": "f"}</tool_call> <tool_call>{"name": "g", "arguments": {}}</tool_call>\n'
+        '<tool_call>{"name": "f"}</tool_call>',
+        ' <tool_call>{"name": "g", "arguments": {}}</tool_call>\n',
+        [("f", "{}"), ("f", "{}")],
+    ),
+    "hermes: cut": ("hermes", CASES["hermes: one"][1][:-20], CASES["hermes: one"][1][:-20], []),
+    "llama3: the first": (
+        "llama3_json",
+        '{"name": "get_weather", "parameters": {}}; {"name": "f", "parameters": {}}',
+        '{"name": "get_weather", "parameters": {}}',
+        [("f", "{}")],
+    ),
+    "mistral: in an array": (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "g", "arguments": {}}, {"name": "f", "arguments": {}}, {"name": "g"}]',
+        '[TOOL_CALLS] [{"name": "g", "arguments": {}}, {"name": "g"}]',
+        [("f", "{}")],
+    ),
+    "mistral: newer": ("mistral", 'Hm[TOOL_CALLS]g{"a": 1}[TOOL_CALLS]f{}', 'Hm[TOOL_CALLS]g{"a": 1}', [("f", "{}")]),
+}
+
+
+def read(
+    name: str, pieces: list[str], *, parallel: bool = True, allowed: frozenset[str] | None = None
+) -> tuple[list[Part], MessageReader]:
     """The parts of a text that comes in these pieces."""
-    reader = MessageReader(None, call_parser(name, NAMES, parallel=parallel))
+    reader = MessageReader(None, call_parser(name, NAMES, parallel=parallel, allowed=allowed))
     parts = [part for piece in pieces for part in reader.feed(piece)]
-    return parts + reader.feed("", final=True), reader
+    parts += reader.feed("", final=True)
+    for part in parts:
+        if isinstance(part, Content):
+            assert "".join(pieces)[part.end - len(part.text) : part.end] == part.text
+    return parts, reader
 
 
 def told(parts: list[Part]) -> dict[str, Any]:
@@ -173,6 +206,17 @@ def test_a_text_is_read_alike_however_it_is_cut(case: str) -> None:
     cuts = [[text[:i], text[i:]] for i in range(len(text) + 1)]
     for pieces in (list(text), *cuts):
         assert told(read(name, pieces)[0]) == told(whole), pieces
+
+
+@pytest.mark.parametrize("case", BARRED)
+def test_a_call_that_is_not_allowed_is_content(case: str) -> None:
+    name, text, content, calls = BARRED[case]
+    whole, reader = read(name, [text], allowed=frozenset("f"))
+    assert said(whole) == (content, calls)
+    assert reader.finish_reason("stop") == ("tool_calls" if calls else "stop")
+    cuts = [[text[:i], text[i:]] for i in range(len(text) + 1)]
+    for pieces in (list(text), *cuts):
+        assert told(read(name, pieces, allowed=frozenset("f"))[0]) == told(whole), pieces
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -246,13 +290,15 @@ PIECES = [
 @given(
     text=st.lists(st.sampled_from(PIECES), max_size=14).map("".join),
     cuts=st.lists(st.integers(0, 200), max_size=6).map(sorted),
+    allowed=st.sampled_from([None, frozenset("f"), frozenset("g")]),
 )
 @settings(max_examples=60, deadline=None)
-def test_any_text_in_any_pieces(name: str, text: str, cuts: list[int]) -> None:
+def test_any_text_in_any_pieces(name: str, text: str, cuts: list[int], allowed: frozenset[str] | None) -> None:
     """The same message; and without a call the text itself."""
     pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = read(name, [text])[0]
-    assert told(read(name, pieces)[0]) == told(whole) == told(read(name, list(text))[0])
+    whole = read(name, [text], allowed=allowed)[0]
+    cut, single = (read(name, way, allowed=allowed)[0] for way in (pieces, list(text)))
+    assert told(cut) == told(whole) == told(single)
     if not said(whole)[1]:
         assert said(whole)[0] == text
 

@@ -37,9 +37,11 @@ def tool_call_format(setting: str, template: str) -> str | None:
     return next((name for name, marks in TOLD_BY.items() if any(mark in template for mark in marks)), None)
 
 
-def call_parser(name: str, names: frozenset[str], *, parallel: bool) -> CallParser:
-    """A parser for one message. `names`: of the request's tools."""
-    return FORMATS[name](names, parallel)
+def call_parser(
+    name: str, names: frozenset[str], *, parallel: bool, allowed: frozenset[str] | None = None
+) -> CallParser:
+    """A parser for one message. `names`: of the request's tools; `allowed`: of those whose calls are told, None: all."""
+    return FORMATS[name](names, parallel, allowed)
 
 
 def forced_parser(name: str | None, *, parallel: bool) -> CallParser:

@@ -28,8 +28,8 @@ class HermesParser(CallParser):
     special = (start, end)
     """Markup that may be special tokens of the tokenizer."""
 
-    def __init__(self, _names: frozenset[str], parallel: bool) -> None:
-        super().__init__(call_id, parallel)
+    def __init__(self, _names: frozenset[str], parallel: bool, allowed: frozenset[str] | None = None) -> None:
+        super().__init__(call_id, parallel, allowed)
         self._is_open = False
         """The end of the last call is still to come."""
 
@@ -41,7 +41,7 @@ class HermesParser(CallParser):
         return JsonCall() if marker == self.start else None
 
     def _call_ended(self, call: JsonCall) -> None:
-        self._is_open = True
+        self._is_open = not self._is_barred
 
     def _is_cut_end(self, rest: str) -> bool:
         return self._is_open and self.end.startswith(rest)
@@ -57,8 +57,8 @@ class Llama3Parser(CallParser):
     special = (tag,)
     separators = CallParser.separators + ";"
 
-    def __init__(self, names: frozenset[str], parallel: bool) -> None:
-        super().__init__(call_id, parallel)
+    def __init__(self, names: frozenset[str], parallel: bool, allowed: frozenset[str] | None = None) -> None:
+        super().__init__(call_id, parallel, allowed)
         self._names = names
 
     def _markers(self) -> Sequence[str]:
@@ -78,8 +78,8 @@ class MistralParser(CallParser):
     special = (start, "[ARGS]", "[CALL_ID]")
     separators = CallParser.separators + ","
 
-    def __init__(self, _names: frozenset[str], parallel: bool) -> None:
-        super().__init__(short_call_id, parallel)
+    def __init__(self, _names: frozenset[str], parallel: bool, allowed: frozenset[str] | None = None) -> None:
+        super().__init__(short_call_id, parallel, allowed)
         self._in_array = False
 
     def _markers(self) -> Sequence[str]:

@@ -26,18 +26,28 @@ class MessageReader:
         """
         self._splitter, self._calls, self._include_reasoning = splitter, calls, include_reasoning
         self._stop_for_calls = stop_for_calls
+        self._num_read = 0
+        """Characters so far."""
 
     def feed(self, text: str, *, final: bool = False) -> list[Part]:
         """What is certain with this text; if it is the `final` one, all that is left."""
+        self._num_read += len(text)
         split: list[Part] = [Content(text)] if text else []
         if self._splitter is not None:
             split = self._splitter.feed(text)
             if final:
                 split += self._splitter.finish()
+        # Nothing is split off behind the reasoning: from where content begins, all is content.
+        place = self._num_read - sum([len(part.text) for part in split if isinstance(part, Content)])
         parts: list[Part] = []
         for part in split:
-            if isinstance(part, Content) and self._calls is not None:
-                parts += self._calls.feed(part.text)
+            if isinstance(part, Content):
+                if self._calls is not None:
+                    self._calls.position = place
+                    parts += self._calls.feed(part.text)
+                place += len(part.text)
+                if self._calls is None:
+                    parts.append(Content(part.text, place))
             elif self._include_reasoning or not isinstance(part, Reasoning):
                 parts.append(part)
         if final and self._calls is not None:

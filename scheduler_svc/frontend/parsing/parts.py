@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the user."""
+    """Text for the user. `end`: how many characters of the model's text there are up to its own end; -1: not told."""
 
     text: str
+    end: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,29 @@ def add_part(parts: list[Part], part: Part) -> None:
 
 
 def merged(parts: list[Part]) -> list[Part]:
-    """The same with neighbours of one kind joined."""
-    whole: list[Part] = []
-    for _, group in groupby(parts, _kind):
-        same = list(group)
-        first = same[0]
-        if len(same) > 1 and not isinstance(first, CallStart):
-            first = replace(first, text="".join([part.text for part in same if not isinstance(part, CallStart)]))
-        whole.append(first)
-    return whole
+    """The same with each joined to the one before it that it goes on with."""
+    groups: list[list[Part]] = []
+    for part in parts:
+        if groups and _goes_on(groups[-1][-1], part):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
 
 
-def _kind(part: Part) -> tuple[type[Part], int]:
-    """Alike for parts that can be joined."""
-    return type(part), part.index if isinstance(part, CallStart | Arguments) else 0
+def _goes_on(before: Part, part: Part) -> bool:
+    """Content does not where markup between was left out."""
+    match before, part:
+        case (Content(), Content()):
+            return before.end + len(part.text) == part.end or part.end < 0
+        case (Reasoning(), Reasoning()):
+            return True
+        case (Arguments(), Arguments()):
+            return before.index == part.index
+    return False
+
+
+def _joined(group: list[Part]) -> Part:
+    last = group[-1]
+    assert not isinstance(last, CallStart)
+    return replace(last, text="".join([part.text for part in group if not isinstance(part, CallStart)]))
