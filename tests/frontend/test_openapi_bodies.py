@@ -135,6 +135,7 @@ def test_values_in_range_are_taken_and_others_are_400(world: World, name: str) -
 
 CALL = {"function": {"name": "f", "arguments": "{}"}}
 NAMED = {"type": "function", "function": {"name": "f"}}
+FUNCTION = {"type": "function", "name": "f"}
 
 
 def tools_of(**function: Any) -> list[dict[str, Any]]:
@@ -209,8 +210,19 @@ INNER: list[tuple[str, str, list[Any], list[Any]]] = [
     (
         "CreateChatCompletion",
         "tool_choice",
-        ["none", "auto", "required", NAMED],
-        ["any", 5, {}, {**NAMED, "type": "x"}],
+        [
+            "none",
+            "auto",
+            "required",
+            NAMED,
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+        ],
+        [
+            *("any", 5, {}, {**NAMED, "type": "x"}, {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}),
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+            {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [NAMED]}},
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "mcp"}]}},
+        ],
     ),
     (
         "CreateResponse",
@@ -256,8 +268,8 @@ INNER: list[tuple[str, str, list[Any], list[Any]]] = [
     (
         "CreateResponse",
         "tool_choice",
-        ["none", "auto", "required", {"type": "function", "name": "f"}],
-        ["any", 5, {}, NAMED],
+        ["none", "auto", "required", FUNCTION, {"type": "allowed_tools", "mode": "required", "tools": [FUNCTION]}],
+        ["any", 5, {}, NAMED, {"type": "allowed_tools", "tools": [FUNCTION]}],
     ),
     ("TokenizeMessages", "tools", [tools_of()], [[{}]]),
     ("CreateChatCompletion", "truncate_prompt_tokens", [-1, 1, 5], [0, -2, 1.5]),

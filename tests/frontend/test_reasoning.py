@@ -6,6 +6,7 @@ import pytest
 
 from scheduler_svc.frontend.parsing.choice import call_parser, opens_reasoning, splits_reasoning
 from scheduler_svc.frontend.parsing.message_reader import MessageReader, whole_message
+from scheduler_svc.frontend.parsing.parts import Content
 from scheduler_svc.frontend.parsing.reasoning import ReasoningSplitter
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -30,8 +31,11 @@ CASES: dict[str, tuple[bool, str, str, str]] = {
 def read(is_open: bool, pieces: list[str], *, calls: bool = False, include: bool = True) -> dict[str, object]:
     parser = call_parser("hermes", frozenset({"f"}), parallel=True) if calls else None
     reader = MessageReader(ReasoningSplitter(is_open=is_open), parser, include_reasoning=include)
-    parts = [part for piece in pieces for part in reader.feed(piece)]
-    message = whole_message(parts + reader.feed("", final=True))
+    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.feed("", final=True)
+    for part in parts:
+        if isinstance(part, Content):
+            assert "".join(pieces)[part.end - len(part.text) : part.end] == part.text
+    message = whole_message(parts)
     for call in message.get("tool_calls", []):
         call.pop("id")
     return message

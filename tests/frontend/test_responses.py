@@ -166,6 +166,13 @@ def test_what_bounds_the_answer_goes_to_the_core(tooled: Tooled) -> None:
         assert [item["type"] for item in response["output"]] == ["function_call"]
         assert (response["tool_choice"], response["parallel_tool_calls"]) == (choice, False)
         assert "get_weather" in tooled.core.requests[-1].params.constraint.source
+    says(tooled, f"Well. {CALL}")
+    two = [TOOL, {**TOOL, "name": "f"}]
+    for name, kinds in (("get_weather", ["message", "function_call"]), ("f", ["message"])):
+        tools = [{"type": "function", "name": name}]
+        response = ask(tooled, tools=two, tool_choice={**ALLOWED, "tools": tools})
+        assert [item["type"] for item in response["output"]] == kinds
+        assert response["tool_choice"] == {**ALLOWED, "tools": tools} and response["tools"] == two
     says(tooled, PARIS)
     told_format = {"type": "json_schema", "name": "n", "schema": PARAMETERS, "strict": True}
     response = ask(tooled, text={"format": told_format, "verbosity": "medium"}, reasoning={"effort": "low"})
@@ -174,6 +181,7 @@ def test_what_bounds_the_answer_goes_to_the_core(tooled: Tooled) -> None:
     assert ask(tooled, text={"format": {"type": "json_object"}})["text"] == {"format": {"type": "json_object"}}
 
 
+ALLOWED = {"type": "allowed_tools", "mode": "auto"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),
     ({"input": []}, "input"),
@@ -203,6 +211,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "model": "no tools"}, "tools"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
     ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [TOOL]}}, "tool_choice.mode"),
+    ({"tools": [TOOL], "tool_choice": {**ALLOWED, "tools": "x"}}, "tool_choice.tools"),
+    ({"tools": [TOOL], "tool_choice": {**ALLOWED, "tools": ["x"]}}, "tool_choice.tools[0]"),
+    ({"tools": [TOOL], "tool_choice": {**ALLOWED, "tools": [{"type": "mcp"}]}}, "tool_choice.tools[0].type"),
+    (
+        {"tools": [TOOL], "tool_choice": {**ALLOWED, "tools": [TOOL, {**TOOL, "name": "g"}]}},
+        "tool_choice.tools[1].name",
+    ),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),

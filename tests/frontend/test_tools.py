@@ -203,6 +203,10 @@ def test_mistakes_are_named(tooled: Tooled, stream: bool) -> None:
         ({"tools": [tool], "tool_choice": named}, "tool_choice.function.name"),
         ({"tools": [tool], "tool_choice": {"type": "function"}}, "tool_choice.function.name"),
         ({"tools": [tool], "tool_choice": {"type": "x"}}, "tool_choice.type"),
+        ({"tools": [tool], "tool_choice": allowed("auto", "f", "g")}, f"{ALLOWED}.tools[1].function.name"),
+        ({"tools": [tool], "tool_choice": allowed("auto")}, f"{ALLOWED}.tools"),
+        ({"tools": [tool], "tool_choice": allowed("none", "f")}, f"{ALLOWED}.mode"),
+        ({"tool_choice": allowed("auto", "f")}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": 5}]}, "messages[0].tool_call_id"),
     ]
@@ -220,6 +224,7 @@ def test_what_cannot_be_done_is_refused(tooled: Tooled) -> None:
         assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
 
 
+ALLOWED = "tool_choice.allowed_tools"
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 FORCED = f'[{{"name": "get_weather", "parameters": {PARIS}}},\n{{"name": "f", "parameters": {{}}}} ]'
 
@@ -254,6 +259,37 @@ def test_a_named_call(tooled: Tooled) -> None:
         assert (told["tool_calls"], told["content"], told["finish_reason"]) == ([("get_weather", PARIS)], "", "stop")
         items = json.loads(tooled.core.requests[-1].params.constraint.source)["items"]
         assert items["properties"] == {"name": {"const": "get_weather"}, "parameters": PARAMETERS}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("model", CALLS)
+def test_of_allowed_functions_the_template_is_told_beside_all_others(tooled: Tooled, model: str) -> None:
+    """What is not allowed is no call, but content as it stands; a grammar of forced calls does not know it."""
+    says(tooled, CALLS[model])
+    free = ask(tooled, model)
+    prompt = tooled.core.requests[-1].prompt.tolist()
+    for names, count in ((("f",), 1), (("f", "get_weather"), 2)):
+        told = ask(tooled, model, tool_choice=allowed("auto", *names))
+        assert tooled.core.requests[-1].prompt.tolist() == prompt
+        assert told["tool_calls"] == free["tool_calls"][-count:] and told["finish_reason"] == "tool_calls"
+        assert ("get_weather" in told["content"]) == (count == 1)
+    says(tooled, CALLS[model].replace('"f"', '"g"'))
+    told = ask(tooled, model, tool_choice=allowed("auto", "f"))
+    assert (told["content"], told["tool_calls"], told["finish_reason"]) == (
+        CALLS[model].replace('"f"', '"g"'),
+        [],
+        "stop",
+    )
+    says(tooled, FORCED.split(",\n")[1].join("[ "))
+    told = ask(tooled, model, tool_choice=allowed("required", "f"))
+    assert (told["tool_calls"], told["finish_reason"]) == ([("f", "{}")], "tool_calls")
+    request = tooled.core.requests[-1]
+    assert request.prompt.tolist() == prompt
+    assert json.loads(request.params.constraint.source)["items"]["properties"]["name"] == {"const": "f"}
 
 
 def test_a_forced_call_that_max_tokens_cuts(tooled: Tooled) -> None:

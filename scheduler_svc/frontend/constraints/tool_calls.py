@@ -25,9 +25,9 @@ def calls_grammar(tooling: Tooling) -> Grammar | None:
     """
     if not tooling.forced:
         return None
-    if len(orjson.dumps([_parameters(tool) for tool in tooling.tools])) > MAX_CHARACTERS:
+    if len(orjson.dumps([_parameters(tool) for tool in tooling.callable_tools])) > MAX_CHARACTERS:
         raise invalid("tools", f"tools: their parameters are longer than {MAX_CHARACTERS} characters together")
-    for tool in tooling.tools:
+    for tool in tooling.callable_tools:
         function, parameters = tool["function"], _parameters(tool)
         param = f"tools: the parameters of {function['name']}"
         if parameters["type"] != "object":
@@ -40,7 +40,7 @@ def calls_grammar(tooling: Tooling) -> Grammar | None:
     source = orjson.dumps(schema).decode()
     if len(source) > MAX_CHARACTERS:
         raise invalid("tools", f"tools: the schema of their calls is longer than {MAX_CHARACTERS} characters")
-    strict = all(tool["function"].get("strict") for tool in tooling.tools)
+    strict = all(tool["function"].get("strict") for tool in tooling.callable_tools)
     return Grammar(Language.JSON_SCHEMA, source, "tools", lenient=not strict, schema=schema)
 
 
@@ -50,7 +50,7 @@ def calls_schema(tooling: Tooling) -> dict[str, Any]:
     A function's schema that refers to places within itself stands under `$defs`, and its references lead there.
     """
     calls, roots = [], {}
-    for i, tool in enumerate(tooling.tools):
+    for i, tool in enumerate(tooling.callable_tools):
         parameters = _parameters(tool)
         root = f"#/$defs/tool{i}"
         moved = _moved(parameters, root)

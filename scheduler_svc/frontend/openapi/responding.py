@@ -22,6 +22,7 @@ from scheduler_svc.frontend.openapi.schemas import (
     record,
     ref,
 )
+from scheduler_svc.frontend.openapi.tool_calling import allowed_tools
 from scheduler_svc.frontend.responses import asked, items, output
 from scheduler_svc.frontend.responses.form import ResponseShape
 
@@ -51,7 +52,7 @@ def create() -> Schema:
         asked.MAX_OUTPUT_TOKENS.name: field(asked.MAX_OUTPUT_TOKENS),
         "text": record({"format": nullable(_format()), "verbosity": choice(("medium", None))}, required=()),
         "tools": array(_tool(), maxItems=tools.MAX_TOOLS),
-        "tool_choice": {"anyOf": [choice(tools.CHOICES), _named()]},
+        "tool_choice": {"anyOf": [choice(tools.CHOICES), _named(), _allowed()]},
         "reasoning": record({name: nullable(schema) for name, schema in inner.items()}, required=()),
         "include": array(choice(asked.INCLUDES)),
         "stream_options": record(obfuscation, required=()),
@@ -108,6 +109,10 @@ def _tool() -> Schema:
 
 def _named() -> Schema:
     return record({"type": constant("function"), "name": field(tools.NAME)})
+
+
+def _allowed() -> Schema:
+    return record({"type": constant("allowed_tools"), **allowed_tools(_named())})
 
 
 # --- answers ---

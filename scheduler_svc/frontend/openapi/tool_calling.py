@@ -17,7 +17,7 @@ from scheduler_svc.frontend.openapi.schemas import (
 
 CHOICE_NOTE = (
     "none: the model is not told of the tools. required, or a function of theirs: the answer is bound to be calls, and "
-    "nothing else."
+    "nothing else. allowed_tools: the model is told of all, but only these are called."
 )
 
 
@@ -38,7 +38,7 @@ def tool_properties() -> dict[str, Schema]:
     tool = record({"type": choice(("function", None)), "function": function}, required=("function",))
     return {
         "tools": array(tool, maxItems=tools.MAX_TOOLS, description="What the model may call, each of its own name."),
-        "tool_choice": {"anyOf": [choice(tools.CHOICES), _named()], "description": CHOICE_NOTE},
+        "tool_choice": {"anyOf": [choice(tools.CHOICES), _named(), _allowed()], "description": CHOICE_NOTE},
         "parallel_tool_calls": {
             **field(tools.PARALLEL_TOOL_CALLS), "description": "false: one call at most.",
         },
@@ -47,6 +47,16 @@ def tool_properties() -> dict[str, Schema]:
 
 def _named() -> Schema:
     return record({"type": constant("function"), "function": record({"name": field(tools.NAME)})})
+
+
+def _allowed() -> Schema:
+    allowed = record(allowed_tools(_named()))
+    return record({"type": constant("allowed_tools"), "allowed_tools": allowed})
+
+
+def allowed_tools(named: Schema) -> dict[str, Schema]:
+    """Properties of a choice of tools, each as `named`."""
+    return {"mode": choice(tools.MODES), "tools": array(named, minItems=1, maxItems=tools.MAX_TOOLS)}
 
 
 def tool_calls() -> Schema:

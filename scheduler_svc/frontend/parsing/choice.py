@@ -40,7 +40,7 @@ def tool_call_format(setting: str, template: str) -> str | None:
 def call_parser(
     name: str, names: frozenset[str], *, parallel: bool, allowed: frozenset[str] | None = None
 ) -> CallParser:
-    """A parser for one message. `names`: of the request's tools; `allowed`: of those whose calls are told, None: all."""
+    """A parser for one message. `names`: of the request's tools; `allowed`: of those that may be called, unless all."""
     return FORMATS[name](names, parallel, allowed)
 
 

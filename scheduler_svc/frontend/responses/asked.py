@@ -46,7 +46,8 @@ _RENAMED = (
     (re.compile(r"^messages\b"), "input"),
     (re.compile(r"^max_completion_tokens\b"), "max_output_tokens"),
     (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
-    (re.compile(r"^tool_choice\.function\b"), "tool_choice"),
+    (re.compile(r"^tool_choice\.allowed_tools\.(tools\[\d+\])\.function\b"), r"tool_choice.\1"),
+    (re.compile(r"^tool_choice\.(allowed_tools|function)\b"), "tool_choice"),
     (re.compile(r"^(tools\[\d+\])\.function\b"), r"\1"),
 )
 
@@ -124,13 +125,24 @@ def _read_choice(fields: Fields) -> Any:
     value = fields.raw("tool_choice")
     if type(value) is not dict:
         if value is not None and (type(value) is not str or value not in CHOICES):
-            rule = f"must be {', '.join(CHOICES)}, or name a function"
+            rule = f"must be {', '.join(CHOICES)}, or name a function or those allowed"
             raise invalid("tool_choice", f"tool_choice: {rule}, got {show(value)}")
         return value
-    if value.get("type") != "function":
-        text = f"tool_choice.type: only function is supported, got {show(value.get('type'))}"
-        raise invalid("tool_choice.type", text)
-    return {"type": "function", "function": {"name": value.get("name")}}
+    match value.get("type"):
+        case "function":
+            return _named(value)
+        case "allowed_tools" as kind:
+            tools = value.get("tools")
+            chosen = [_named(tool) if type(tool) is dict else tool for tool in tools] if type(tools) is list else tools
+            return {"type": kind, kind: {"mode": value.get("mode"), "tools": chosen}}
+        case kind:
+            rule = "only function and allowed_tools are supported"
+            raise invalid("tool_choice.type", f"tool_choice.type: {rule}, got {show(kind)}")
+
+
+def _named(value: dict[str, Any]) -> dict[str, Any]:
+    """Of a function's name, as a chat has it."""
+    return {"type": value.get("type"), "function": {"name": value.get("name")}}
 
 
 def _read_text(fields: Fields) -> tuple[dict[str, Any], dict[str, Any] | None]:
