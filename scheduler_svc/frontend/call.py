@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from common.wire import SamplingParams, Submit
 from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.logprobs import JoinedLogprobs, LogprobWriter
+from scheduler_svc.frontend.logprobs import GatheredLogprobs, LogprobWriter
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.output import Entry, SequenceOutput
 from scheduler_svc.frontend.parameters import Parameters
@@ -152,7 +152,7 @@ class Call:
     async def collect(self) -> dict[str, Any]:
         """The whole answer. Raises `ApiError` when a sequence does not end well."""
         texts: list[list[str]] = [[] for _ in self._outputs]
-        logprobs = [JoinedLogprobs(self.task.shape.logprobs([])) for _ in self._outputs]
+        logprobs = [self.task.shape.gathered_logprobs() for _ in self._outputs]
         while self._open:
             for stream in await self.generation.wait():
                 output = self._outputs[stream.choice]
@@ -162,7 +162,7 @@ class Call:
                 await self._join(logprobs[stream.choice], output.take_entries())
         return self._answer(["".join(parts) for parts in texts], logprobs)
 
-    async def _join(self, logprobs: JoinedLogprobs, entries: list[Entry]) -> None:
+    async def _join(self, logprobs: GatheredLogprobs, entries: list[Entry]) -> None:
         """Write entries, of which there may be many thousands, while the other requests go on."""
         for place in range(0, len(entries), ENTRIES_AT_ONCE):
             part = entries[place : place + ENTRIES_AT_ONCE]
@@ -303,7 +303,7 @@ class Call:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
-    def _answer(self, texts: list[str], logprobs: list[JoinedLogprobs]) -> dict[str, Any]:
+    def _answer(self, texts: list[str], logprobs: list[GatheredLogprobs]) -> dict[str, Any]:
         shape = self.task.shape
         return {
             "id": self.id,
@@ -315,7 +315,7 @@ class Call:
             "usage": self.usage(),
         }
 
-    def _choice(self, output: SequenceOutput, text: str, logprobs: JoinedLogprobs) -> dict[str, Any]:
+    def _choice(self, output: SequenceOutput, text: str, logprobs: GatheredLogprobs) -> dict[str, Any]:
         task, index = self.task, output.stream.choice
         parts: list[Part] = self._readers[index].feed(text, final=True) if self._readers else [Content(text)]
         return {

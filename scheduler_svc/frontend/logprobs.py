@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -76,8 +76,18 @@ class LogprobWriter:
         return top
 
 
+class GatheredLogprobs(Protocol):
+    """The `logprobs` of a choice, put together from those of its parts."""
+
+    def add(self, part: dict[str, Any]) -> None:
+        """The next part, of one entry or more."""
+
+    def value(self) -> Any:
+        """Of the choice; the last that is asked for."""
+
+
 class JoinedLogprobs:
-    """The `logprobs` of a choice, put together from those of its parts.
+    """Lists that grow.
 
     Each part becomes JSON as it comes: as objects, those of a long answer would take several times the memory.
     """

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from scheduler_svc.frontend.logprobs import LogprobWriter
+from scheduler_svc.frontend.logprobs import GatheredLogprobs, JoinedLogprobs, LogprobWriter
 from scheduler_svc.frontend.output import Entry
 from scheduler_svc.frontend.parsing.message_reader import whole_message
 from scheduler_svc.frontend.parsing.parts import Arguments, CallStart, Content, Part, Reasoning
@@ -32,6 +32,9 @@ class Shape(Protocol):
 
     def logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
         """The value of `logprobs`."""
+
+    def gathered_logprobs(self) -> GatheredLogprobs:
+        """What takes the values of one choice, in an answer that is not streamed."""
 
     def message(self, parts: list[Part]) -> dict[str, Any]:
         """The member of a choice, in an answer that is not streamed, that tells all its text."""
@@ -58,6 +61,9 @@ class CompletionShape:
     def logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
         return self._logprobs.completion(entries)
 
+    def gathered_logprobs(self) -> GatheredLogprobs:
+        return JoinedLogprobs(self.logprobs([]))
+
     def message(self, parts: list[Part]) -> dict[str, Any]:
         return {"text": "".join([part.text for part in parts if isinstance(part, Content)])}
 
@@ -82,6 +88,9 @@ class ChatShape:
 
     def logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
         return {"content": self._logprobs.chat(entries), "refusal": None}
+
+    def gathered_logprobs(self) -> GatheredLogprobs:
+        return JoinedLogprobs(self.logprobs([]))
 
     def message(self, parts: list[Part]) -> dict[str, Any]:
         return {"message": whole_message(parts)}

@@ -109,9 +109,12 @@ def test_answers_with_calls_are_as_described(world: World) -> None:
 def test_responses_are_as_described(world: World, reason: EndReason) -> None:
     path, asked = BODIES["CreateResponse"]
     text = 'Well. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-    world.core.answer(Answer(byte_level()[0].encode(text).ids, reason, message="because"))
+    ids = byte_level()[0].encode(text).ids
+    scores = [[(token, -0.5), (token, -0.5)] for token in ids]
+    world.core.answer(Answer(ids, reason, message="because", scores=scores))
     world.core.interval_s = 0.01
     asked = {**asked, "tools": [{"type": "function", "name": "f"}], "metadata": {"a": "b"}}
+    asked |= {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
     answer = world.client.post(path, json=asked)
     check(world, "Response" if answer.status_code == 200 else "Error", answer.json())
     lines = world.client.post(path, json={**asked, "stream": True}).text.split("\n")

@@ -18,7 +18,7 @@ SEEN_WITH = {
 """A body of whose fields only those are tried that differ from the other's: the same code reads the rest."""
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 BESIDE: dict[str, dict[str, Any]] = {
-    "top_logprobs": {"logprobs": True},
+    "top_logprobs": {"logprobs": True, "include": ["message.output_text.logprobs"]},
     "stream_options": {"stream": True},
     "add_generation_prompt": {"continue_final_message": False},
     "continue_final_message": {"add_generation_prompt": False},
@@ -258,7 +258,12 @@ INNER: list[tuple[str, str, list[Any], list[Any]]] = [
         [{"format": {"type": "json_schema"}}, {"format": {}}, {"format": 5}, {"verbosity": "low"}],
     ),
     ("CreateResponse", "reasoning", [{"effort": "low", "summary": None}], [{"effort": 5}, {"summary": "x" * 33}]),
-    ("CreateResponse", "include", [[], ["reasoning.encrypted_content"]], [["x"], [5]]),
+    (
+        "CreateResponse",
+        "include",
+        [[], ["reasoning.encrypted_content"], ["message.output_text.logprobs"]],
+        [["x"], [5]],
+    ),
     (
         "CreateResponse",
         "tools",

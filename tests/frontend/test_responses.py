@@ -15,11 +15,13 @@ from tooled import TOKENIZER, Tooled, rendered, says
 from common.wire import EndReason
 from scheduler_svc.frontend.parsing.parts import Content, Reasoning
 from scheduler_svc.frontend.responses.output import Output, ReasoningTokens
+from scheduler_svc.frontend.responses.scores import PlacedLogprobs
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "name": "get_weather", "description": "Now", "parameters": PARAMETERS, "strict": None}
 PARIS = '{"city": "Paris"}'
 CALL = f'<tool_call>{{"name": "get_weather", "arguments": {PARIS}}}</tool_call>'
+LOGPROBS = "message.output_text.logprobs"
 THOUGHT = f"So it is.\n</think>\n\nWell.\n{CALL}\n{CALL}"
 
 
@@ -43,24 +45,28 @@ def gathered(events: list[dict[str, Any]]) -> dict[str, Any]:
     assert (first["response"]["status"], first["response"]["output"]) == ("in_progress", [])
     items: list[dict[str, Any]] = []
     texts: list[str] = []
+    scores: list[list[Any]] = []
     for event in middle:
         match event["type"].removeprefix("response."):
             case "output_item.added":
                 assert event["output_index"] == len(items) and event["item"]["status"] == "in_progress"
                 items.append(event["item"])
                 texts.append("")
+                scores.append([])
                 continue
             case "content_part.added":
                 assert event["part"]["text"] == ""
             case "content_part.done":
                 assert event["part"]["text"] == texts[-1]
+                assert event["part"].get("logprobs", []) == scores[-1]
             case "output_item.done":
                 assert event["item"]["id"] == items[-1]["id"]
                 items[-1] = event["item"]
             case "output_text.delta" | "reasoning_text.delta" | "function_call_arguments.delta":
                 texts[-1] += event["delta"]
+                scores[-1] += event.get("logprobs", [])
             case "output_text.done" | "reasoning_text.done":
-                assert event["text"] == texts[-1]
+                assert event["text"] == texts[-1] and event.get("logprobs", []) == scores[-1]
             case "function_call_arguments.done":
                 assert event["arguments"] == texts[-1]
         if "item_id" in event:
@@ -135,6 +141,56 @@ def test_tokens_of_reasoning_whose_end_is_several_tokens() -> None:
     assert tokens.count(output, 20) == 15
 
 
+def scored(service: Tooled, text: str, top: int, *more: int) -> None:
+    """The model writes this, and these tokens; each as likely as the one of the next id."""
+    ids = [*TOKENIZER.encode(text, add_special_tokens=False).ids, *more]
+    scores = [[(token, -0.5), *((token + i, -0.5 - i) for i in range(top))] for token in ids]
+    service.core.answer(Answer(ids, scores=scores))
+
+
+def test_logprobs_are_a_chats_without_the_token_that_ends_the_answer(tooled: Tooled) -> None:
+    text, end = "x 👩‍👧 é世", TOKENIZER.token_to_id("<|im_end|>")
+    for top in (0, 3):
+        scored(tooled, text, top, end)
+        asked = {"logprobs": True, "top_logprobs": top, "messages": [{"role": "user", "content": "Hello"}]}
+        [choice] = tooled.post("/v1/chat/completions", model="hermes", **asked).json()["choices"]
+        response = ask(tooled, include=[LOGPROBS], top_logprobs=top)
+        [part] = response["output"][0]["content"]
+        *entries, last = choice["logprobs"]["content"]
+        assert (part["text"], part["logprobs"], last["bytes"]) == (text, entries, [])
+        assert [len(entry["top_logprobs"]) for entry in entries] == [top] * len(entries)
+        assert (tooled.core.requests[-1].params.logprobs, response["top_logprobs"]) == (top, top)
+    cut = ask(tooled, include=[LOGPROBS], max_output_tokens=3)
+    assert len(cut["output"][0]["content"][0]["logprobs"]) == 3 == cut["usage"]["output_tokens"]
+    stopped = ask(tooled, include=[LOGPROBS], stop="é世")["output"][0]["content"][0]
+    assert said(stopped["logprobs"]) == stopped["text"] == "x 👩‍👧 "
+    assert ask(tooled)["output"][0]["content"][0]["logprobs"] == []
+
+
+def said(logprobs: list[dict[str, Any]]) -> str:
+    return b"".join(bytes(entry["bytes"]) for entry in logprobs).decode()
+
+
+def test_each_text_has_the_logprobs_of_its_own_tokens(tooled: Tooled) -> None:
+    """Reasoning, calls and what marks them have none."""
+    scored(tooled, THOUGHT + " Done. " + CALL, 1)
+    thought, *output = ask(tooled, model="thinks", tools=[TOOL], include=[LOGPROBS])["output"]
+    texts = [item["content"][0] for item in output if item["type"] == "message"]
+    assert [part["text"] for part in texts] == ["Well.\n", " Done. "] and len(output) == 5
+    assert [said(part["logprobs"]) for part in texts] == [part["text"] for part in texts]
+    assert "logprobs" not in thought["content"][0]
+
+
+def test_a_token_belongs_to_the_text_of_which_it_has_a_character() -> None:
+    logprobs = PlacedLogprobs()
+    logprobs.add({"offsets": [0, 3, 3, 5, 8], "entries": [b"0", b"1", b"2", b"3", b"4"]})
+    assert logprobs.take(Content("bc", 3)) == [b"0"]
+    assert logprobs.take(Content("gh", 8)) == [b"3"], "1 and 2 are markup, 4 stands behind it"
+    logprobs.add({"offsets": [9, 12, 13], "entries": [b"5", b"6", b"7"]})
+    logprobs.pass_by("12345")
+    assert logprobs.take(Content("n", 14)) == [b"7"]
+
+
 def test_input_items_become_messages(tooled: Tooled) -> None:
     """A turn's reasoning, text and calls are one message, and outputs are a tool's."""
     turns: list[dict[str, Any]] = [
@@ -201,8 +257,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "c"}, "conversation"),
     ({"truncation": "auto"}, "truncation"),
-    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"include": ["message.input_image.image_url"]}, "include"),
     ({"top_logprobs": 3}, "top_logprobs"),
+    ({"include": [LOGPROBS], "top_logprobs": 21}, "top_logprobs"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 5000}, "max_output_tokens"),
     ({"temperature": 3}, "temperature"),
@@ -278,6 +335,13 @@ def test_the_official_client(tooled: Tooled) -> None:
     ]
     client.responses.create(model="thinks", input=turns, tools=[TOOL])
     assert rendered(tooled).count("<|im_start|>tool\n5(call_") == 2
+    scored(tooled, "one two", 2)
+    body = {"model": "hermes", "input": "Hello", "include": [LOGPROBS], "top_logprobs": 2}
+    with client.responses.stream(**body) as stream:
+        deltas = [one for event in stream if event.type == "response.output_text.delta" for one in event.logprobs]
+        told = stream.get_final_response().output[0].content[0].logprobs
+    assert [one.token for one in deltas] == [one.token for one in told] and told[0].top_logprobs[1].logprob == -1.5
+    assert client.responses.create(**body).output[0].content[0].logprobs == told
     says(tooled, PARIS)
     parsed = client.responses.parse(model="hermes", input="Where?", text_format=City)
     assert parsed.output_parsed == City(city="Paris")

@@ -45,7 +45,8 @@ def schemas() -> dict[str, Schema]:
         "CompletionLogprobs": _completion_logprobs(),
         "ChatCompletion": _chat_completion(),
         "ChatCompletionChunk": _chat_completion_chunk(),
-        "ChatLogprobs": _chat_logprobs(),
+        "ChatLogprobs": record({"content": array(ref("ChatLogprob")), "refusal": {"type": "null"}}),
+        "ChatLogprob": _chat_logprob(),
         "Model": _model(),
         "ModelList": record({"object": constant("list"), "data": array(ref("Model"))}),
         "Request": _request(),
@@ -170,11 +171,10 @@ def _prompt_logprobs() -> Schema:
     return {**array(position), "description": "By token id, for each token of the prompt; null for the first."}
 
 
-def _chat_logprobs() -> Schema:
+def _chat_logprob() -> Schema:
     byte = {"type": "integer", "minimum": 0, "maximum": 255}
     token: dict[str, Any] = {"token": STRING, "logprob": NUMBER, "bytes": array(byte)}
-    entry = record({**token, "top_logprobs": array(record(token))})
-    return record({"content": array(entry), "refusal": {"type": "null"}})
+    return record({**token, "top_logprobs": array(record(token))})
 
 
 def _model() -> Schema:

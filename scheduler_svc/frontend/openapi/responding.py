@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_svc.frontend import tools
+from scheduler_svc.frontend import chat, tools
 from scheduler_svc.frontend.messages import MAX_MESSAGES
 from scheduler_svc.frontend.openapi import generating
 from scheduler_svc.frontend.openapi.bounding import SCHEMA
@@ -35,15 +35,17 @@ NOTES = generating.NOTES | {
     "tool_choice": "As of a chat.",
     "parallel_tool_calls": "false: one call at most.",
     "reasoning": "The effort reaches the chat template as reasoning_effort; none sets enable_thinking to false, too.",
-    "include": "Reasoning is told as it is.",
+    "include": "message.output_text.logprobs: those of the text's tokens are told. Reasoning is told as it is.",
+    "top_logprobs": "Alternatives to tell for each token; needs message.output_text.logprobs in include.",
 }
+LOGPROBS = array(ref("ChatLogprob"))
 STATUS = choice(("in_progress", "completed", "incomplete", "failed"))
 ITEM_STATUS = choice(("in_progress", "completed", "incomplete"))
 
 
 def create() -> Schema:
     """The body."""
-    chat = generating.chat_body()["properties"]
+    of_chat = generating.chat_body()["properties"]
     inner = {"effort": field(asked.EFFORT), "summary": field(asked.SUMMARY)}
     obfuscation = {asked.OBFUSCATION.name: nullable(field(asked.OBFUSCATION))}
     properties = {
@@ -55,10 +57,11 @@ def create() -> Schema:
         "tool_choice": {"anyOf": [choice(tools.CHOICES), _named(), _allowed()]},
         "reasoning": record({name: nullable(schema) for name, schema in inner.items()}, required=()),
         "include": array(choice(asked.INCLUDES)),
+        chat.TOP_LOGPROBS.name: field(chat.TOP_LOGPROBS),
         "stream_options": record(obfuscation, required=()),
     }
     schema = body(properties, ("input",), NOTES)
-    schema["properties"] |= {name: chat[name] for name in (*asked.PASSED, "chat_template_kwargs")}
+    schema["properties"] |= {name: of_chat[name] for name in (*asked.PASSED, "chat_template_kwargs")}
     schema["properties"]["metadata"] = {"type": ["object", "null"], "description": "Told again in the answer."}
     schema["properties"] |= generating.refused(asked.UNSUPPORTED)
     return schema
@@ -164,15 +167,14 @@ def _response() -> Schema:
             "text": record({"format": {"type": "object"}}),
             "tool_choice": {"type": ["string", "object"]},
             "tools": array({"type": "object"}),
+            "top_logprobs": COUNT,
             "user": nullable(STRING),
         }
     )
 
 
 def _text_part() -> Schema:
-    return record(
-        {"type": constant("output_text"), "text": STRING, "annotations": array({}), "logprobs": array({})},
-    )
+    return record({"type": constant("output_text"), "text": STRING, "annotations": array({}), "logprobs": LOGPROBS})
 
 
 def _thought_part() -> Schema:
@@ -197,7 +199,7 @@ def _events() -> list[Schema]:
     """One schema for each type."""
     place = {"item_id": STRING, "output_index": COUNT}
     part = {**place, "content_index": COUNT}
-    scores = {"logprobs": array({})}
+    scores = {"logprobs": LOGPROBS}
     item = {"output_index": COUNT, "item": ref("ResponseItem")}
     parts: Schema = {"anyOf": [_text_part(), _thought_part()]}
     members: dict[str, dict[str, Schema]] = {

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler_svc.frontend.chat import TOP_LOGPROBS
 from scheduler_svc.frontend.parameters import IGNORED, STREAM, max_tokens_field
 from scheduler_svc.frontend.responses.items import read_input
 from scheduler_svc.frontend.tools import CHOICES, MAX_TOOLS
@@ -18,8 +19,9 @@ MAX_OUTPUT_TOKENS = max_tokens_field("max_output_tokens")
 EFFORT = Text("effort", None, 32)
 SUMMARY = Text("summary", None, 32)
 OBFUSCATION = Boolean("include_obfuscation", None)
-INCLUDES = ("reasoning.encrypted_content",)
-"""What may be asked for and changes nothing: reasoning is told as it is."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+"""What may be asked for. The second changes nothing: reasoning is told as it is."""
 FORMATS = ("text", "json_object", "json_schema")
 PASSED = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "prompt_cache_retention"),
@@ -37,7 +39,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "store": (False,),
     "truncation": ("disabled",),
-    "top_logprobs": (0,),
     "max_tool_calls": (),
     "context_management": ([],),
 }
@@ -54,16 +55,17 @@ _RENAMED = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`chat`: the body for a chat. `told`: members that the response repeats."""
+    """`chat`: the body for a chat. `told`: members that the response repeats. `top`: alternatives for each logprob."""
 
     chat: dict[str, Any]
     told: dict[str, Any]
+    top: int
 
 
 def read_asked(fields: Fields) -> Asked:
     """Translate a request. Raises `ApiError` 400. What a chat has alike is left for it to check."""
     refuse_unsupported(fields, UNSUPPORTED)
-    _check_include(fields)
+    with_logprobs, top = _read_logprobs(fields)
     OBFUSCATION.read(Fields(fields.object("stream_options", {}), "stream_options"))
     tools, tool_choice = _read_tools(fields), _read_choice(fields)
     text_format, response_format = _read_text(fields)
@@ -73,7 +75,7 @@ def read_asked(fields: Fields) -> Asked:
     chat["chat_template_kwargs"] = {**_of_effort(effort), **fields.object("chat_template_kwargs", {})}
     chat["max_completion_tokens"] = MAX_OUTPUT_TOKENS.read(fields)
     chat["response_format"] = response_format
-    chat["messages"] = read_input(fields)
+    chat |= {"messages": read_input(fields), "logprobs": with_logprobs, "top_logprobs": top}
     if STREAM.read(fields):
         chat["stream_options"] = {"include_usage": True}
     if tools or tool_choice not in (None, "none", "auto"):
@@ -87,9 +89,10 @@ def read_asked(fields: Fields) -> Asked:
         "text": {"format": text_format},
         "tool_choice": fields.raw("tool_choice") or "auto",
         "tools": fields.raw("tools") or [],
+        "top_logprobs": top,
         "user": fields.raw("user"),
     }
-    return Asked(chat, told)
+    return Asked(chat, told, top)
 
 
 def _of_effort(effort: str | None) -> dict[str, Any]:
@@ -99,10 +102,16 @@ def _of_effort(effort: str | None) -> dict[str, Any]:
     return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
 
 
-def _check_include(fields: Fields) -> None:
-    for value in fields.array("include", [], 64):
+def _read_logprobs(fields: Fields) -> tuple[bool, int]:
+    """Whether they are wanted, and how many alternatives."""
+    included = fields.array("include", [], 64)
+    for value in included:
         if value not in INCLUDES:
             raise invalid("include", f"include: {show(value)} is not supported", "unsupported_parameter")
+    top = TOP_LOGPROBS.read(fields) or 0
+    if top and LOGPROBS not in included:
+        raise invalid("top_logprobs", f"top_logprobs: is only allowed with {LOGPROBS} in include")
+    return LOGPROBS in included, top
 
 
 def _read_tools(fields: Fields) -> list[dict[str, Any]]:

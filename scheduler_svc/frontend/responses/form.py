@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from scheduler_svc.frontend.call import Call
+from scheduler_svc.frontend.output import Entry
 from scheduler_svc.frontend.parsing.parts import CallStart, Part
 from scheduler_svc.frontend.responses.output import Event, Output, ReasoningTokens
+from scheduler_svc.frontend.responses.scores import PlacedLogprobs
 from scheduler_svc.frontend.shapes import ChatShape
 from scheduler_svc.frontend.sse import ChunkWriter
 from scheduler_svc.http.errors import ApiError
@@ -19,6 +22,14 @@ class ResponseShape(ChatShape):
 
     object_name = "response"
     id_prefix = "resp_"
+
+    def logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        """A chat's, each as JSON, and where its token begins."""
+        written = [orjson.dumps(entry) for entry in self._logprobs.chat(entries)]
+        return {"offsets": [entry.offset for entry in entries], "entries": written}
+
+    def gathered_logprobs(self) -> PlacedLogprobs:
+        return PlacedLogprobs()
 
     def message(self, parts: list[Part]) -> dict[str, Any]:
         return {"parts": parts}
@@ -79,7 +90,7 @@ class ResponseForm:
     def whole(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
         """From the answer of the call."""
         (choice,) = answer["choices"]
-        output, tokens = Output(call.task.request_id), self.tokens()
+        output, tokens = Output(call.task.request_id, choice["logprobs"]), self.tokens()
         reason, usage = choice["finish_reason"], answer["usage"]
         for part in choice["parts"]:
             output.add(part)
@@ -102,7 +113,8 @@ class EventWriter(ChunkWriter):
     def __init__(self, form: ResponseForm, call: Call) -> None:
         super().__init__(call.id, call.created, call.task.model.name, call.task.shape, with_usage=True)
         self._form, self._call = form, call
-        self._output, self._tokens = Output(call.task.request_id), form.tokens()
+        self._scores = PlacedLogprobs() if call.task.logprobs else None
+        self._output, self._tokens = Output(call.task.request_id, self._scores), form.tokens()
         self._reason = ""
         self._num_events = 0
 
@@ -117,6 +129,8 @@ class EventWriter(ChunkWriter):
     def add(self, choice: int, part: Part, told: dict[str, Any], logprobs: Any, usage: dict[str, Any] | None) -> None:
         self.open_choice(choice, usage)
         self._tokens.add(told.get("token_ids", []))
+        if self._scores is not None and logprobs is not None:
+            self._scores.add(logprobs)
         if isinstance(part, CallStart) or part.text:
             self._tell(self._output.add(part))
 

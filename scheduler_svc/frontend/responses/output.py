@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from scheduler_svc.frontend.parsing.parts import Arguments, CallStart, Content, Part, Reasoning
+from scheduler_svc.frontend.responses.scores import PlacedLogprobs
 
 Event = dict[str, Any]
 
@@ -27,13 +30,16 @@ CALL = Kind("function_call", "fc", "response.function_call_arguments")
 class Output:
     """Gathers an answer's parts. One item is open at a time: the next one closes it."""
 
-    def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
+    def __init__(self, request_id: str, scores: PlacedLogprobs | None = None) -> None:
+        """`scores`: from which each text takes its own, if logprobs are told."""
+        self._request_id, self._scores = request_id, scores
         self.items: list[dict[str, Any]] = []
         self._kind: Kind | None = None
         """Of the last item, where it is open."""
         self._texts: list[str] = []
         """Its text so far."""
+        self._entries: list[bytes] = []
+        """Its logprobs so far."""
         self.num_characters: dict[str, int] = {}
         """Of all text, by the name of its kind."""
 
@@ -49,9 +55,19 @@ class Output:
             case Arguments(_, text):
                 kind = CALL
         events = [] if self._kind is kind else [*self.close(), *self._open(kind)]
+        entries = self._take_entries(part)
         self._texts.append(text)
+        self._entries += entries
         self.num_characters[kind.name] = self.num_characters.get(kind.name, 0) + len(text)
-        return [*events, {"type": f"{kind.event}.delta", **self._place(), "delta": text, **_scores(kind)}]
+        return [*events, {"type": f"{kind.event}.delta", **self._place(), "delta": text, **_logprobs(kind, entries)}]
+
+    def _take_entries(self, part: Content | Reasoning | Arguments) -> list[bytes]:
+        if self._scores is None:
+            return []
+        if isinstance(part, Content):
+            return self._scores.take(part)
+        self._scores.pass_by(part.text)
+        return []
 
     def close(self, status: str = "completed") -> list[Event]:
         """The open item ends, if there is one: the events that tell so."""
@@ -64,10 +80,11 @@ class Output:
             item["arguments"] = text
             told = [{"type": f"{kind.event}.done", **place, "arguments": text, "name": item["name"]}]
         else:
-            part = _part(kind, text)
+            logprobs = _logprobs(kind, self._entries)
+            part = _part(kind, text, logprobs)
             item["content"] = [part]
             told = [
-                {"type": f"{kind.event}.done", **place, "text": text, **_scores(kind)},
+                {"type": f"{kind.event}.done", **place, "text": text, **logprobs},
                 {"type": "response.content_part.done", **place, "part": part},
             ]
         return [*told, {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}]
@@ -79,10 +96,12 @@ class Output:
             members = {"role": "assistant", "content": []} if kind is MESSAGE else {"summary": [], "content": []}
         item |= members
         self.items.append(item)
-        self._kind, self._texts = kind, []
+        self._kind, self._texts, self._entries = kind, [], []
         events: list[Event] = [{"type": "response.output_item.added", "output_index": index, "item": {**item}}]
         if kind is not CALL:
-            events.append({"type": "response.content_part.added", **self._place(), "part": _part(kind, "")})
+            events.append(
+                {"type": "response.content_part.added", **self._place(), "part": _part(kind, "", _logprobs(kind, []))}
+            )
         return events
 
     def _place(self, kind: Kind | None = None) -> dict[str, Any]:
@@ -91,14 +110,16 @@ class Output:
         return place if (kind or self._kind) is CALL else {**place, "content_index": 0}
 
 
-def _scores(kind: Kind) -> dict[str, Any]:
-    """None are told, but clients' types have them."""
-    return {"logprobs": []} if kind is MESSAGE else {}
+def _logprobs(kind: Kind, entries: list[bytes]) -> dict[str, Any]:
+    """As a member of what tells text. It is there where none are told, too: clients' types have it."""
+    if kind is not MESSAGE:
+        return {}
+    return {"logprobs": orjson.Fragment(b"[%b]" % b",".join(entries))}
 
 
-def _part(kind: Kind, text: str) -> dict[str, Any]:
+def _part(kind: Kind, text: str, logprobs: dict[str, Any]) -> dict[str, Any]:
     if kind is MESSAGE:
-        return {"type": "output_text", "text": text, "annotations": [], **_scores(kind)}
+        return {"type": "output_text", "text": text, "annotations": [], **logprobs}
     return {"type": "reasoning_text", "text": text}
 
 

@@ -46,7 +46,7 @@ async def prepare(frontend: Frontend, fields: Fields, generation: Generation, re
     end_id = task.model.tokenizer.token_id(THINK_END) if reasons else None
     return replace(
         task,
-        shape=ResponseShape(LogprobWriter(task.model.tokenizer, 0, True)),
+        shape=ResponseShape(LogprobWriter(task.model.tokenizer, asked.top, task.parameters.skip_special_tokens)),
         tokens=replace(task.tokens, ids=end_id is not None),
         form=ResponseForm(asked.told, end_id),
     )
