@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduler_svc.batches.records import BatchRecord
 from scheduler_svc.frontend import chat, completions
 from scheduler_svc.frontend.call import Call
 from scheduler_svc.frontend.frontend import Frontend
+from scheduler_svc.frontend.responses import routes as responses
 from scheduler_svc.frontend.scheduling import BATCH_PRIORITY, MAX_TIMEOUT_S, TimeLimit
 from scheduler_svc.frontend.serving import Prepare
 from scheduler_svc.http.errors import ApiError
@@ -17,13 +18,21 @@ from scheduler_svc.http.fields import Fields
 PREPARE: dict[str, Prepare] = {
     "/v1/chat/completions": chat.prepare,
     "/v1/completions": completions.prepare,
+    "/v1/responses": responses.prepare,
 }
+
+
+class LineAnswer(NamedTuple):
+    """`body`: as the endpoint tells it. `usage`: as those of completions do, whatever the endpoint."""
+
+    body: dict[str, Any]
+    usage: dict[str, Any]
 
 
 async def answer_request(
     frontend: Frontend, record: BatchRecord, body: Fields, request_id: str, left_s: float
-) -> dict[str, Any]:
-    """The answer's body. Raises `ApiError`. Cancelled, it aborts its sequences in the core.
+) -> LineAnswer:
+    """Run a line. Raises `ApiError`. Cancelled, it aborts its sequences in the core.
 
     `left_s`: seconds until its batch expires, its time limit in the place of the service's own: it may wait long.
     """
@@ -39,6 +48,8 @@ async def answer_request(
         # Whatever class the line asks for: it fills seats that nobody else wants.
         scheduling = replace(task.parameters.scheduling, priority=BATCH_PRIORITY)
         task = replace(task, parameters=replace(task.parameters, scheduling=scheduling))
-        return await Call(task, generation, frontend.link, limit, record.tenant or None).collect()
+        call = Call(task, generation, frontend.link, limit, record.tenant or None)
+        answer = await call.collect()
+        return LineAnswer(answer if task.form is None else task.form.whole(call, answer), call.usage())
     finally:
         generation.close()

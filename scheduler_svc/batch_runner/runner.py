@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Any
 
 import structlog
 
-from scheduler_svc.batch_runner.answering import answer_request
+from scheduler_svc.batch_runner.answering import LineAnswer, answer_request
 from scheduler_svc.batch_runner.checking import check_input
 from scheduler_svc.batch_runner.idle_seats import IdleSeats
 from scheduler_svc.batch_runner.live_batch import PAGE, LiveBatch
@@ -202,13 +201,12 @@ class Runner:
         data = await self._thread.run(lambda store: store.files.read(record.input_file_id, line.place, line.length))
         try:
             body = read_line(parse_fields(data), record.endpoint)
-            answer = await self._answer(record, body, request_id)
+            answer, usage = await self._answer(record, body, request_id)
         except ApiError as error:
             if error.status in TRANSIENT:
                 raise
             failure = answered(record.id, line.number, line.custom_id, request_id, error.status, error.body)
             return Result(Outcome.FAILED, failure)
-        usage = answer["usage"]
         return Result(
             Outcome.COMPLETED,
             answered(record.id, line.number, line.custom_id, request_id, 200, answer),
@@ -217,7 +215,7 @@ class Runner:
             usage["completion_tokens"],
         )
 
-    async def _answer(self, record: BatchRecord, body: Fields, request_id: str) -> dict[str, Any]:
+    async def _answer(self, record: BatchRecord, body: Fields, request_id: str) -> LineAnswer:
         try:
             left_s = record.expires_at - time.time()
             return await answer_request(self._frontend, record, body, request_id, left_s)

@@ -12,7 +12,7 @@ from scheduler_svc.http.body import parse_fields
 from scheduler_svc.http.errors import ApiError, invalid
 from scheduler_svc.http.fields import Fields, show
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_LINES = 50_000
 """OpenAI's limit."""
 MAX_CUSTOM_ID = 512

@@ -15,6 +15,7 @@ import pytest
 
 from common.wire import Stats
 from scheduler_svc.batch_runner import live_batch, runner
+from scheduler_svc.batch_runner.answering import LineAnswer
 from scheduler_svc.batch_runner.models_seen import ModelsSeen
 from scheduler_svc.batch_runner.runner import Runner
 from scheduler_svc.batch_runner.settings import RunnerSettings
@@ -48,13 +49,14 @@ class World:
 
     async def _answer_request(
         self, _frontend: object, _record: BatchRecord, body: Fields, _request_id: str, _left_s: float
-    ) -> dict[str, Any]:
+    ) -> LineAnswer:
         prompt = str(body.raw("prompt"))
         self.calls.append(prompt)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            return await self._answer(prompt)
+            body = await self._answer(prompt)
+            return LineAnswer(body, body["usage"])
         finally:
             self.in_flight -= 1
 

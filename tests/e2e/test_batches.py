@@ -20,10 +20,14 @@ def request_lines(count: int, *, max_tokens: int = 8, endpoint: str = "/v1/compl
     rows = []
     for i in range(count):
         body: dict[str, Any] = {"model": "model", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        if endpoint == "/v1/completions":
-            body["prompt"] = f"Line {i} begins"
-        else:
-            body["messages"] = [{"role": "user", "content": f"Line {i} begins"}]
+        match endpoint:
+            case "/v1/completions":
+                body["prompt"] = f"Line {i} begins"
+            case "/v1/chat/completions":
+                body["messages"] = [{"role": "user", "content": f"Line {i} begins"}]
+            case "/v1/responses":
+                del body["max_tokens"]
+                body |= {"input": f"Line {i} begins", "max_output_tokens": max_tokens}
         rows.append({"custom_id": f"line-{i}", "method": "POST", "url": endpoint, "body": body})
     return b"\n".join(json.dumps(row).encode() for row in rows)
 
@@ -101,12 +105,23 @@ def test_the_official_client_runs_a_batch(stack: Any, client: openai.OpenAI) -> 
     stack.until_idle()
 
 
-def test_chats_failures_and_cancelling(stack: Any, client: openai.OpenAI) -> None:
+def test_chats_responses_failures_and_cancelling(stack: Any, client: openai.OpenAI) -> None:
     chat = begin(client, request_lines(3, endpoint="/v1/chat/completions"), "/v1/chat/completions")
     done = wait_for(client, chat.id, "completed")
     assert all(
         row["response"]["body"]["choices"][0]["message"]["content"] for row in results(client, done.output_file_id)
     )
+    content = request_lines(3, endpoint="/v1/responses")
+    kept = request_lines(1, endpoint="/v1/responses").replace(b'"input"', b'"store": true, "input"')
+    responses = begin(client, content + b"\n" + kept.replace(b"line-0", b"kept"), "/v1/responses")
+    done = wait_for(client, responses.id, "completed")
+    [refused] = results(client, done.error_file_id)
+    assert (refused["custom_id"], refused["response"]["body"]["error"]["param"]) == ("kept", "store")
+    bodies = [row["response"]["body"] for row in results(client, done.output_file_id)]
+    assert [(body["object"], body["status"], len(body["output"])) for body in bodies] == [
+        ("response", "incomplete", 1)
+    ] * 3
+    assert done.usage.output_tokens == 24 == sum(body["usage"]["output_tokens"] for body in bodies)
     failed = wait_for(client, begin(client, b"{\n[]").id, "failed")
     assert [error.line for error in failed.errors.data] == [1, 2] and failed.output_file_id is None
     # The first lines are short, the others never end.
