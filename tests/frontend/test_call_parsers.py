@@ -176,9 +176,10 @@ def read(
     reader = MessageReader(None, call_parser(name, NAMES, parallel=parallel, allowed=allowed))
     parts = [part for piece in pieces for part in reader.feed(piece)]
     parts += reader.feed("", final=True)
+    text = "".join(pieces)
     for part in parts:
         if isinstance(part, Content):
-            assert "".join(pieces)[part.end - len(part.text) : part.end] == part.text
+            assert text[part.end - len(part.text) : part.end] == part.text
     return parts, reader
 
 

@@ -32,9 +32,10 @@ def read(is_open: bool, pieces: list[str], *, calls: bool = False, include: bool
     parser = call_parser("hermes", frozenset({"f"}), parallel=True) if calls else None
     reader = MessageReader(ReasoningSplitter(is_open=is_open), parser, include_reasoning=include)
     parts = [part for piece in pieces for part in reader.feed(piece)] + reader.feed("", final=True)
+    text = "".join(pieces)
     for part in parts:
         if isinstance(part, Content):
-            assert "".join(pieces)[part.end - len(part.text) : part.end] == part.text
+            assert text[part.end - len(part.text) : part.end] == part.text
     message = whole_message(parts)
     for call in message.get("tool_calls", []):
         call.pop("id")

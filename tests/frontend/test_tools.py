@@ -119,6 +119,7 @@ def test_openai_python_gathers_the_calls(tooled: Tooled) -> None:
     says(tooled, CALLS["hermes"])
     client = openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=tooled.client)
     body: Any = {"model": "hermes", "messages": [USER], "tools": [TOOLS[0], {"type": "function", **TOOLS[1]}]}
+    body["tool_choice"] = allowed("auto", "f", "get_weather")
     with client.chat.completions.stream(**body) as stream:
         streamed = stream.get_final_completion().choices[0]
     plain = client.chat.completions.create(**body).choices[0]
