@@ -19,18 +19,26 @@ class Histogram:
         self._bounds, self._bounds_array = bounds, np.array(bounds)
         self._counts = np.zeros(len(bounds) + 1, np.int64)
         self._sum = 0.0
+        self._told: tuple[float, ...] | None = None
+        """What `cumulative` answered; None once that is not so any more."""
 
     def observe(self, value: float, times: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
+        self._told = None
 
     def observe_all(self, values: NDArray[np.float64]) -> None:
         self._counts += np.bincount(self._bounds_array.searchsorted(values), minlength=len(self._counts))
         self._sum += float(values.sum())
+        self._told = None
 
     def cumulative(self) -> tuple[float, ...]:
-        """Cumulative bucket counts (the last is +Inf), then the sum."""
-        return (*self._counts.cumsum().astype(np.float64).tolist(), self._sum)
+        """Cumulative bucket counts (the last is +Inf), then the sum. Made anew only where something was observed: it is
+        asked at each beat, for every histogram of every model.
+        """
+        if self._told is None:
+            self._told = (*self._counts.cumsum().astype(np.float64).tolist(), self._sum)
+        return self._told
 
 
 FIRST_TOKEN_S = (

@@ -120,7 +120,12 @@ _FIELDS: dict[type, Fields] = {
     },
     DrainRate: _plain("mean_gap_s", "last_ended_at"),
     Timeouts: {"_heap": Listed(Tupled(PLAIN, PLAIN, SEQUENCE)), "_num_watched": PLAIN},
-    Histogram: {"_bounds": Converted(list, tuple), **_arrays("_bounds_array", "_counts"), "_sum": PLAIN},
+    Histogram: {
+        "_bounds": Converted(list, tuple),
+        **_arrays("_bounds_array", "_counts"),
+        "_sum": PLAIN,
+        "_told": Given(lambda restoring: None),
+    },
     Sequence: {
         **_plain("owner", "stream", "index", "request_id", "model", "priority", "number", "arrived", "prompt_length"),
         **_plain("tenant", "salt", "deadline", "ends_at", "rank", "ticket", "slot", "aborted", "prefilling", "is_long"),

@@ -7,7 +7,7 @@ import pytest
 
 from common.wire import EndReason
 from scheduler_svc.core import WaitReason
-from scheduler_svc.core.counters import ModelCounters
+from scheduler_svc.core.counters import Histogram, ModelCounters
 from tests.core.stream import whole
 from tests.core.world import World
 
@@ -114,6 +114,15 @@ def test_gaps_between_tokens_are_measured_from_the_last_token() -> None:
     assert cumulative[-1] == 5 and total == pytest.approx(0.5 + 0.25 + 3.0 + 0.125 + 1.0)
     *cumulative, total = model_counters(world).time_to_first_token.cumulative()
     assert cumulative[-1] == 2 and total == pytest.approx(7.0)
+
+
+def test_a_histogram_tells_what_it_holds_whenever_it_is_asked() -> None:
+    histogram = Histogram((1.0, 2.0))
+    assert histogram.cumulative() == (0, 0, 0, 0)
+    histogram.observe(1.5, 2)
+    assert histogram.cumulative() == histogram.cumulative() == (0, 2, 2, 3.0)
+    histogram.observe_all(np.array([0.5, 9.0]))
+    assert histogram.cumulative() == (1, 3, 4, 12.5)
 
 
 def test_counters_count_prompts_once_and_hits_at_the_first_admission() -> None:
