@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+import tomllib
+from pathlib import Path
 
 import structlog
 import zmq
 
 from common.logs import configure_logs
 from common.processes import raise_descriptor_limit
+from common.settings import CONFIG_VARIABLE
 from scheduler_svc.admin.key import AdminKey
 from scheduler_svc.batches.database import check_storage
+from scheduler_svc.child_settings import misplaced
 from scheduler_svc.keys import read_keys
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.settings import SchedulerSettings
@@ -22,6 +27,9 @@ log = structlog.get_logger()
 
 def main() -> int:
     settings = SchedulerSettings.from_command_line(prog="python -m scheduler_svc")
+    if wrong := _misplaced():
+        print(*(f"error: {line}" for line in wrong), sep="\n", file=sys.stderr)
+        return 2
     configure_logs("scheduler", settings.log_format, settings.log_level)
     raise_descriptor_limit()
     try:
@@ -47,6 +55,12 @@ def main() -> int:
         log.info("admin API", url=f"http://{host}:{port}", key=settings.admin_key_file is not None)
     loop.run()
     return 0
+
+
+def _misplaced() -> list[str]:
+    """What stands in the file, which the settings have been read from, for our children and would not hold for them."""
+    path = os.environ.get(CONFIG_VARIABLE)
+    return misplaced(tomllib.loads(Path(path).read_text()), path) if path else []
 
 
 def _listen_for_admin(settings: SchedulerSettings) -> socket.socket | None:

@@ -12,20 +12,16 @@ from dataclasses import dataclass
 import structlog
 
 from common.processes import end_with_parent
+from scheduler_svc.child_settings import FRONTENDS_OWN
+from scheduler_svc.restarts import Restarts
 from scheduler_svc.settings import SchedulerSettings
 
 log = structlog.get_logger()
 
-MAX_BACKOFF_S = 5.0
+FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.2, 5.0, 10.0
+"""Of `Restarts`: clients wait, and these processes start within seconds."""
 SUSPENDED_S = 2.0
 """The core looks at its children more often than this; when it did not, it may have been stopped itself."""
-STABLE_S = 10.0
-"""A child that lived so long restarts at once when it dies."""
-FRONTENDS_OWN = (
-    *("resume_hold_s", "resume_buffer_mb", "max_body_mb", "max_bodies_mb"),
-    *("tool_call_parser", "reasoning_parser"),
-)
-"""Settings of the scheduler that only frontends need."""
 
 
 class PortTaken(Exception):
@@ -57,10 +53,8 @@ class _Child:
     command: list[str]
     fd: int | None
     """The listening socket that it inherits."""
+    restarts: Restarts
     process: subprocess.Popen[bytes] | None = None
-    started_at: float = 0.0
-    failures: int = 0
-    restart_at: float = 0.0
     heard_at: float | None = None
     """When it last sent anything; None before it has said hello."""
 
@@ -86,7 +80,8 @@ class Supervisor:
         fd = None if listener is None else listener.fileno()
         if fd is not None:
             command += ["--fd", str(fd)]
-        self._children.append(_Child(name, command, fd))
+        restarts = Restarts(first_delay_s=FIRST_DELAY_S, longest_delay_s=LONGEST_DELAY_S, stable_s=STABLE_S)
+        self._children.append(_Child(name, command, fd, restarts))
 
     def _add_client(
         self, name: str, module: str, core_address: str, listener: socket.socket | None, *flags: str
@@ -125,7 +120,8 @@ class Supervisor:
 
     def _spawn(self, child: _Child, now: float) -> None:
         # A session of its own: Ctrl-C reaches the core alone, which then ends its children in order.
-        child.started_at, child.heard_at = now, None
+        child.restarts.started(now)
+        child.heard_at = None
         try:
             child.process = subprocess.Popen(
                 child.command,
@@ -135,9 +131,8 @@ class Supervisor:
                 preexec_fn=end_with_parent,
             )
         except OSError as error:
-            child.failures += 1
-            child.restart_at = now + MAX_BACKOFF_S
-            log.error("child could not be started", child=child.name, error=str(error))
+            delay = child.restarts.ended(now)
+            log.error("child could not be started", child=child.name, error=str(error), restart_in_s=delay)
             return
         log.info("child started", child=child.name, pid=child.process.pid)
 
@@ -170,16 +165,14 @@ class Supervisor:
         for child in self._children:
             if child.process is not None and child.process.poll() is not None:
                 dead.append(child.name)
-                child.failures = 0 if now - child.started_at > STABLE_S else child.failures + 1
-                delay = min(MAX_BACKOFF_S, 0.1 * 2**child.failures) if child.failures else 0.0
-                child.restart_at = now + delay
+                delay = child.restarts.ended(now)
                 log.warning("child died", child=child.name, status=child.process.returncode, restart_in_s=delay)
                 child.process = None
+            if child.process is None and now >= child.restarts.due_at:
+                self._spawn(child, now)
             if child.process is None:
-                if now >= child.restart_at:
-                    self._spawn(child, now)
-                else:
-                    due = child.restart_at - now if due is None else min(due, child.restart_at - now)
+                wait = child.restarts.due_at - now
+                due = wait if due is None else min(due, wait)
         return dead, due
 
     def ask_to_end(self) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scheduler_svc.admin.settings import AdminSettings
 from scheduler_svc.batch_runner.settings import RunnerSettings
+from scheduler_svc.child_settings import EACH_ITS_OWN, EITHER, FRONTENDS_OWN, SCHEDULERS
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.supervisor import FRONTENDS_OWN, Supervisor
+from scheduler_svc.supervisor import Supervisor
 
 
 @pytest.mark.parametrize("name", ["frontend-0", "admin"])
@@ -71,13 +74,52 @@ def test_the_frontends_own_table_holds_unless_the_scheduler_was_told(
         ours, theirs = SchedulerSettings.model_fields[field].default, FrontendSettings.model_fields[field].default
         assert ours == theirs, f"{field}: told by nobody, it is what the scheduler's help says"
     config = tmp_path / "gilir.toml"
-    config.write_text("[scheduler]\nmax_body_mb = 9\n[frontend]\nresume_hold_s = 60\nmax_body_mb = 7\n")
+    config.write_text("[frontend]\nresume_hold_s = 60\nmax_body_mb = 7\n")
     monkeypatch.setenv("GILIR_CONFIG", str(config))
+    settings = SchedulerSettings.from_command_line(["--max-body-mb", "9"])
     with socket.socket() as listener:
-        supervisor = Supervisor(SchedulerSettings.from_command_line([]), listener, "ipc:///nowhere")
+        supervisor = Supervisor(settings, listener, "ipc:///nowhere")
     [child] = supervisor._children
     frontend = FrontendSettings.from_command_line(child.command[3:])
     assert (frontend.resume_hold_s, frontend.max_body_mb) == (60, 9)
+
+
+def test_what_children_are_told_is_known_to_the_check_of_the_file(tmp_path: Path) -> None:
+    """Every flag of a child, and what its environment brings, stands in `child_settings`; nothing else does."""
+    values: dict[str, Any] = {name: getattr(SchedulerSettings(), name) for name in FRONTENDS_OWN}
+    values |= {"batch_dir": tmp_path, "api_keys": tmp_path, "api_key": "k", "batch_database": "postgresql://x"}
+    with socket.socket() as listener:
+        supervisor = Supervisor(SchedulerSettings(**values), listener, "ipc:///nowhere")
+        supervisor.add("admin", listener, "scheduler_svc.admin", "--core", "ipc:///nowhere", "--key-file", "k")
+    environment = supervisor._environment().keys() - os.environ.keys()
+    brought = {name.removeprefix("GILIR_").lower() for name in environment}
+    told: dict[str, set[str]] = {}
+    for child in supervisor._children:
+        flags = (part for part in child.command if part.startswith("--"))
+        told[child.name] = {flag.removeprefix("--no-").removeprefix("--").replace("-", "_") for flag in flags}
+    known = {table: {*EACH_ITS_OWN, *SCHEDULERS[table], *EITHER[table]} for table in SCHEDULERS}
+    assert known["frontend"] - {"host", "port"} == told["frontend-0"] | brought
+    assert known["admin"] - {"name"} == told["admin"]
+    assert known["frontend"] <= FrontendSettings.model_fields.keys()
+    assert known["admin"] - {"name"} <= AdminSettings.model_fields.keys()
+    assert {*SCHEDULERS["frontend"], *EITHER["admin"].values()} <= SchedulerSettings.model_fields.keys()
+    told_to_runner = told["batch-runner"] - {"batch_max_in_flight", "batch_model_wait_s"}
+    assert told_to_runner == told["frontend-0"] - {"fd"}
+
+
+def test_what_cannot_be_started_is_tried_later_and_later() -> None:
+    with socket.socket() as listener:
+        supervisor = Supervisor(SchedulerSettings(frontends=1), listener, "ipc:///nowhere")
+    [child] = supervisor._children
+    child.command = ["/no/such/program"]
+    supervisor.start(100.0)
+    now, waits = 100.0, []
+    for _ in range(7):
+        dead, due = supervisor.check(now)
+        assert not dead and due is not None
+        waits.append(round(due, 3))
+        now += due
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
 @pytest.mark.parametrize("told", [{}, {"tool_call_parser": "mistral", "reasoning_parser": "think"}], ids=["no", "yes"])

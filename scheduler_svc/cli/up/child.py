@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import IO
 
 from common.processes import end_with_parent
+from scheduler_svc.restarts import Restarts
 
 TAIL = 15
 """Lines of its log that are kept, to be shown when it fails."""
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-"""Before it is started again; the first time is at once, and then the delay doubles."""
-STABLE_S = 60.0
-"""Having lived so long, it starts at once when it dies."""
+FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.5, 30.0, 60.0
+"""Of `Restarts`: for executors that may load for long before they fail."""
 
 
 class Child:
@@ -37,12 +36,11 @@ class Child:
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
-        self._started_at = self._due_at = 0.0
-        self._failures = 0
+        self._restarts = Restarts(first_delay_s=FIRST_DELAY_S, longest_delay_s=LONGEST_DELAY_S, stable_s=STABLE_S)
 
     def start(self, now: float) -> None:
         """Call it in the main thread: the kernel ends the child with the thread that started it. Raises OSError."""
-        self._started_at = now
+        self._restarts.started(now)
         # A session of its own: Ctrl-C reaches us alone, and what is left is ended in order.
         self.process = subprocess.Popen(
             [sys.executable, *self._arguments],
@@ -67,7 +65,7 @@ class Child:
     def check(self, now: float) -> str:
         """Start it again where that is due. Returns a line to tell; empty where there is nothing."""
         if self.process is None:
-            if now < self._due_at:
+            if now < self._restarts.due_at:
                 return ""
             try:
                 self.start(now)
@@ -82,9 +80,7 @@ class Child:
 
     def _put_off(self, now: float, what: str) -> str:
         """When it is started again, as a line."""
-        self._failures = 1 if now - self._started_at > STABLE_S else self._failures + 1
-        delay = 0.0 if self._failures == 1 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (self._failures - 2))
-        self._due_at = now + delay
+        delay = self._restarts.ended(now)
         when = f"in {delay:g} s" if delay else "at once"
         return f"{self.name}: {what}, is started again {when}"
 
