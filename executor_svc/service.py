@@ -143,17 +143,22 @@ def check_batch_invariant(decoder: Decoder | NativeDecoder) -> None:
 
 
 def pick_device(wanted: str) -> torch.device:
-    """Raises `StartError` when a GPU is asked for and there is none."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(wanted)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise StartError(f"device {wanted}: this machine or this torch has no GPU")
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise StartError(f"device {wanted}: there are only {torch.cuda.device_count()}")
-        device = torch.device("cuda", device.index or 0)
-        torch.cuda.set_device(device)
+    """`auto:N` is the GPU of that number where there are any. Raises `StartError` for a GPU that there is not."""
+    kind, _, number = wanted.partition(":")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise StartError(f"device {wanted}: this machine or this torch has no GPU")
+    index, num_gpus = int(number or 0), torch.cuda.device_count()
+    if index >= num_gpus:
+        raise StartError(
+            f"device {wanted}: GPUs are numbered from 0, and there are {num_gpus}; executors that are to share one "
+            "need its device and kv-cache-gib each"
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
     return device
 
 

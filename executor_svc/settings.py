@@ -47,7 +47,7 @@ class ExecutorSettings(ServiceSettings):
     quantization: Literal["none", "int8", "fp8"] = Field(
         "none", description="weights in eight bits, as they are loaded"
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", description="auto, cpu, cuda, or auto:N or cuda:N for a GPU's number")
     max_model_len: int | None = Field(None, ge=1, description="longest sequence; none: the model's own")
     cpu_step: Literal["native", "torch"] = Field(
         "native", description="the CPU path: compiled kernels, where the model and the machine allow, or torch"
@@ -89,8 +89,8 @@ class ExecutorSettings(ServiceSettings):
     @field_validator("device")
     @classmethod
     def _known_device(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-            raise ValueError("must be auto, cpu, cuda or cuda:N")
+        if not re.fullmatch(r"cpu|(auto|cuda)(:\d{1,3})?", value):
+            raise ValueError("must be auto, cpu, cuda, auto:N or cuda:N")
         return value
 
     @model_validator(mode="after")

@@ -57,7 +57,7 @@ def test_an_empty_model_is_the_embedded_one(monkeypatch: pytest.MonkeyPatch) -> 
         (["--transfer-bind", "tcp://10.1.2.3:5580"], "open to the network"),
         (["--transfer-bind", "tcp://0.0.0.0:5580"], "the address that other executors dial"),
         (["--transfer-bind", "tcp://*:5580"], "the address that other executors dial"),
-        (["--device", "tpu"], "cpu, cuda or cuda:N"),
+        (["--device", "tpu"], "cpu, cuda, auto:N or cuda:N"),
         (["--dtype", "int8"], "dtype"),
         (["--block-size", "0"], "block-size"),
         (["--max-num-seqs", "many"], "max-num-seqs"),

@@ -124,6 +124,18 @@ def test_a_gpu_that_is_not_there() -> None:
         pick_device("cuda")
 
 
+def test_a_gpu_is_taken_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch.cuda.is_available() or pick_device("auto:3") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    found = {wanted: str(pick_device(wanted)) for wanted in ("auto", "cuda", "auto:1", "cuda:1", "cpu")}
+    assert found == {"auto": "cuda:0", "cuda": "cuda:0", "auto:1": "cuda:1", "cuda:1": "cuda:1", "cpu": "cpu"}
+    for wanted in ("auto:2", "cuda:2"):
+        with pytest.raises(StartError, match=f"^device {wanted}: GPUs are numbered from 0, and there are 2; exec"):
+            pick_device(wanted)
+
+
 def test_nothing_is_announced_before_the_warm_up_is_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C34: a request can only come once every kind of iteration has run, graphs included."""
     happened: list[str] = []

@@ -47,7 +47,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--executors",
         type=int,
         metavar="N",
-        help="how many (1, or what the file says); on GPUs each needs a device in the file",
+        help="how many (1, or what the file says); where there are GPUs, one on each",
     )
     made.add_argument("--frontends", type=positive, metavar="N", help="processes that answer HTTP (1)")
     made.add_argument("--logs", type=Path, metavar="FOLDER", help="logs go there, a file a process, not to the console")

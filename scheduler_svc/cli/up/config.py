@@ -6,12 +6,15 @@ import os
 import re
 import tomllib
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from common.settings import CONFIG_VARIABLE
+from scheduler_svc.child_settings import misplaced, underscored
 from scheduler_svc.cli.up.checks import check_executors, check_scheduler
+from scheduler_svc.cli.up.devices import spread
 from scheduler_svc.settings import SchedulerSettings
 
 TABLE = "up"
@@ -19,6 +22,8 @@ FIELDS = ("executors", "logs", "executor")
 MAX_EXECUTORS = 64
 SCHEDULER = "scheduler"
 """The name of its process, which no executor may have."""
+HOLD_S = 300.0
+"""For the scheduler's `hold_s`: an executor that ends is always started again, and may load a large model."""
 NAME = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9_.:-]{0,99}")
 """Of an executor: its log has it as the file's name."""
 
@@ -75,15 +80,22 @@ def load(given: Overrides, folder: Path) -> UpConfig:
     if given.model is not None:
         sets["executor"] += ["--model", given.model]
     executors = _executors(own, given.executors, path or "")
-    is_named = "executor_bind" in _underscored(tables.get("scheduler", {})) or "GILIR_EXECUTOR_BIND" in os.environ
+    wrong += _named(tables, sets["executor"], path or "")
+    is_named = "executor_bind" in underscored(tables.get("scheduler")) or "GILIR_EXECUTOR_BIND" in os.environ
     if not is_named and "--executor-bind" not in sets["scheduler"]:
         sets["scheduler"] += ["--executor-bind", f"ipc://{folder}/executors.sock"]
     settings, scheduler_wrong = check_scheduler(sets["scheduler"], places["scheduler"])
+    if settings is not None and executors and "hold_s" not in settings.model_fields_set:
+        sets["scheduler"] += ["--hold-s", f"{HOLD_S:g}"]
     bind = "ipc://none" if settings is None else settings.executor_bind
-    if "scheduler" not in _underscored(tables.get("executor", {})) and "GILIR_SCHEDULER" not in os.environ:
-        sets["executor"] = ["--scheduler", dialled(bind), *sets["executor"]]
-    flags = {name: (*own_flags, *sets["executor"], "--name", name) for name, own_flags in executors.items()}
-    wrong += scheduler_wrong
+    table = underscored(tables.get("executor"))
+    dials = [] if "scheduler" in table or "GILIR_SCHEDULER" in os.environ else ["--scheduler", dialled(bind)]
+    devices = _devices(executors, sets["executor"], table)
+    flags = {
+        name: (*dials, *own_flags, *sets["executor"], *devices[name], "--name", name)
+        for name, own_flags in executors.items()
+    }
+    wrong += scheduler_wrong + misplaced(tables, path or "")
     if path or given.sets or any(executors.values()):
         in_tables = [
             {flag: f"{path}: [[{TABLE}.executor]] {name} {flag[2:]}" for flag in own_flags if flag.startswith("--")}
@@ -132,7 +144,7 @@ def _executors(own: dict[str, Any], count: int | None, path: str) -> dict[str, l
     number = count if count is not None else len(listed) or own.get("executors", 1)
     named: dict[str, list[str]] = {}
     for i in range(number):
-        fields = _underscored(listed[i]) if i < len(listed) else {}
+        fields = underscored(listed[i]) if i < len(listed) else {}
         where = f"{path}: [[{TABLE}.executor]]"
         odd = [f"{where} {field}: must be one value (got {v!r})" for field, v in fields.items() if not _is_one(v)]
         if odd:
@@ -147,6 +159,26 @@ def _executors(own: dict[str, Any], count: int | None, path: str) -> dict[str, l
     return named
 
 
+def _named(tables: dict[str, Any], sets: list[str], path: str) -> list[str]:
+    """What is wrong where all executors are given one name."""
+    places = [f"{path}: [executor] name"] if "name" in underscored(tables.get("executor")) else []
+    places += ["--set executor.name"] if "--name" in sets else []
+    return [f"{place}: each executor has a name of its own: set it in [[{TABLE}.executor]]" for place in places]
+
+
+def _devices(executors: dict[str, list[str]], sets: list[str], table: dict[str, Any]) -> dict[str, list[str]]:
+    """Flags by executor: a GPU for each, where the settings name none. `table`: `[executor]` of the file."""
+    everyones = os.environ.get("GILIR_DEVICE") or str(table.get("device", "auto"))
+    told = [_last("--device", sets) or _last("--device", own) or everyones for own in executors.values()]
+    found = zip(executors, told, spread(told), strict=True)
+    return {name: [] if device == before else ["--device", device] for name, before, device in found}
+
+
+def _last(flag: str, flags: list[str]) -> str:
+    """The value of a flag that counts; empty where it is not given."""
+    return next((value for name, value in reversed(list(pairwise(flags))) if name == flag), "")
+
+
 def _is_one(value: Any) -> bool:
     return isinstance(value, (str, int, float, bool))
 
@@ -156,10 +188,6 @@ def _flag(field: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     return [f"--{flag}", str(value)]
-
-
-def _underscored(table: Any) -> dict[str, Any]:
-    return {name.replace("-", "_"): value for name, value in table.items()} if isinstance(table, dict) else {}
 
 
 def _sets(texts: tuple[str, ...]) -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
