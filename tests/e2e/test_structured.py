@@ -27,6 +27,22 @@ WEATHER = {
     },
     "required": ["city", "degrees", "sky", "hours"],
 }
+TRIP = {
+    "type": "object",
+    "properties": {
+        "to": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 99},
+        "by": {"enum": ["ship", "train"]},
+        "nights": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 10, "maximum": 99},
+            "minItems": 3,
+            "maxItems": 4,
+        },
+    },
+    "required": ["to", "days", "by", "nights"],
+    "additionalProperties": False,
+}
 GRAMMAR = 'root ::= verb " " noun ("," " " noun){1,3}\nverb ::= "take" | "leave"\nnoun ::= "bread" | "é" [0-9]'
 
 
@@ -203,7 +219,7 @@ def test_a_stream_survives_kill_9_with_the_same_tokens(start: Callable[..., Stac
     stack = start()
     first = stack.real("one", "--max-num-seqs", "4")
     stack.ready()
-    fields = {"temperature": 1, "seed": 5, "guided_json": WEATHER, "ignore_eos": False}
+    fields = {"temperature": 1, "seed": 5, "guided_json": TRIP, "ignore_eos": False}
     undisturbed = stack.complete("Write it down:", 400, **fields).json()["choices"][0]
     events = stack.stream("Write it down:", 400, **fields)
     begun = [next(events) for _ in range(8)]
@@ -211,5 +227,5 @@ def test_a_stream_survives_kill_9_with_the_same_tokens(start: Callable[..., Stac
     stack.services.processes.remove(first)
     stack.real("two", "--max-num-seqs", "4")
     assert streamed(iter([*begun, *events])) == (undisturbed["text"], "stop")
-    keeps(WEATHER, undisturbed["text"])
+    keeps(TRIP, undisturbed["text"])
     assert stack.metric("gilir_executors_lost_total") == 1
