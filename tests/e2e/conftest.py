@@ -70,8 +70,13 @@ class Stack:
         """Poll until the condition holds."""
         deadline = time.monotonic() + patience_s
         while not condition():
-            assert time.monotonic() < deadline, f"waited {patience_s:g} s for {what}\n{self.scheduler.log_tail(30)}"
+            assert time.monotonic() < deadline, f"waited {patience_s:g} s for {what}\n{self._logs()}"
             time.sleep(0.02)
+
+    def _logs(self) -> str:
+        """The end of each process's."""
+        processes = [self.scheduler, *self.services.processes]
+        return "\n".join(f"--- {process.name}\n{process.log_tail(30)}" for process in dict.fromkeys(processes))
 
     def metric(self, name: str) -> float:
         """Sum of a metric's series."""
