@@ -159,6 +159,8 @@ def _params_fault(params: SamplingParams, vocab_size: int) -> str:
         (len(params.bias_ids) == len(params.bias_values), "bias columns of different lengths"),
         (_in_range(params.constraint.allowed_ids, vocab_size), "allowed token outside the vocabulary"),
         (_in_range(params.constraint.bad_ids, vocab_size), "bad word outside the vocabulary"),
+        (params.constraint.reasoning_start < vocab_size, "start of reasoning outside the vocabulary"),
+        (params.constraint.reasoning_end < vocab_size, "end of reasoning outside the vocabulary"),
     )
     return next((reason for holds, reason in checks if not holds), "")
 

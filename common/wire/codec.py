@@ -22,7 +22,7 @@ from common.wire.fields import FieldType, WireError
 
 __all__ = ["MAX_MESSAGE_BYTES", "PROTOCOL_VERSION", "Message", "Part", "WireError", "decode", "encode", "message"]
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised with every incompatible change of a message. An executor of another version is refused at attach."""
 
 MAX_MESSAGE_BYTES = 256 << 20

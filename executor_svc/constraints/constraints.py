@@ -40,6 +40,7 @@ class Constraints:
     def __init__(self, state: BatchState, card: ModelCard) -> None:
         self._state, self._grammars = state, Grammars(card)
         self._pool = ThreadPoolExecutor(2, "constraint", initializer=yield_to_the_model)
+        self._eos = words_of(state.eos_ids, state.vocab_size)
         self._rows: dict[int, Row] = {}
         """By slot."""
 
@@ -57,7 +58,8 @@ class Constraints:
             if constraint.bounds:
                 grammar = self._grammars.get(constraint) if constraint.language else None
                 vocab_size = self._state.vocab_size
-                self._rows[new.slot] = Row(constraint, grammar, self._ends(new.params), vocab_size, self._pool)
+                ends, eos = self._ends(new.params), self._eos
+                self._rows[new.slot] = Row(constraint, grammar, ends, eos, vocab_size, self._pool)
 
     def unbound(self, slots: Int64s, rows: Int64s) -> Int64s:
         """Of these rows, whose slots `slots` tells, those that are not bound."""

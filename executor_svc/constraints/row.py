@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from common.grammar import CompiledGrammar, GrammarError, GrammarsUnavailable, Matcher
 from common.wire import Constraint
+from executor_svc.constraints.reasoning import Reasoning
 
 Words = NDArray[np.int32]
 
@@ -39,17 +40,21 @@ class Row:
         constraint: Constraint,
         grammar: Future[CompiledGrammar] | None,
         ends: Words,
+        eos: Words,
         vocab_size: int,
         pool: Executor,
     ) -> None:
-        """ends: the tokens that may not come before the sequence has its `min_tokens`, as bits."""
+        """As bits: `ends`, the tokens that may not come before the sequence has its `min_tokens`; `eos`, those of the
+        model, which end no reasoning.
+        """
         self._grammar, self._ends, self._pool = grammar, ends, pool
         self._fixed = words_of(constraint.allowed_ids, vocab_size) if len(constraint.allowed_ids) else None
         self._all = words_of(np.arange(vocab_size), vocab_size)
+        self._reasoning, self._thinking = Reasoning(constraint), self._all & ~eos
         self._bad = np.split(constraint.bad_ids, np.cumsum(constraint.bad_widths.astype(np.int64))[:-1])
         self._matcher: Matcher | None = None
         self._followed, self._allowed, self._known_at = 0, self._all, -1
-        """Tokens that the matcher has accepted; what may follow, once `_known_at` tokens are generated."""
+        """Tokens that the matcher has gone by; what it allows next, once `_known_at` tokens are generated."""
         self._slow = self._dead = False
         self._job: Future[None] | None = None
 
@@ -69,11 +74,15 @@ class Row:
         """Bring it up to date with the tokens that its sequence has generated."""
         if self._grammar is None or self._known_at == len(generated):
             return self._outcome()
+        before = self._reasoning.length(generated)
+        if before is None:
+            return Step.READY
         if self.waits_for is not None:
             return Step.NOT_READY
         if self._job is not None:
             self._job.result()
             self._job = None
+        self._followed = max(self._followed, before)
         if not self._dead and self._known_at != len(generated):
             if not self._slow and len(generated) - self._followed <= INLINE_TOKENS:
                 self._follow(generated)
@@ -109,7 +118,9 @@ class Row:
         The grammar and the allowed tokens go before bad words and before `min_tokens` (`young`: it has fewer): where
         those would leave no token, they do not count.
         """
-        words = self._allowed if self._fixed is None else self._allowed & self._fixed
+        words = self._unfixed(generated)
+        if self._fixed is not None:
+            words = words & self._fixed
         if young:
             words = _unless_empty(words & ~self._ends, words)
         banned = [run[-1] for run in self._bad if self._comes_next(run, generated)]
@@ -118,6 +129,16 @@ class Row:
             for token in banned:
                 without[token // 32] &= ~np.int32(_BITS[token % 32])
             words = _unless_empty(without, words)
+        return words
+
+    def _unfixed(self, generated: NDArray[np.int32]) -> Words:
+        """What the grammar allows; or, within reasoning, all that does not end the sequence."""
+        if self._reasoning.length(generated) is None:
+            return self._thinking
+        if self._reasoning.start is None or len(generated):
+            return self._allowed
+        words = self._allowed.copy()
+        words[self._reasoning.start // 32] |= _BITS[self._reasoning.start % 32]
         return words
 
     @staticmethod

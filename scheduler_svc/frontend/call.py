@@ -13,6 +13,7 @@ from scheduler_svc.frontend.logprobs import GatheredLogprobs, LogprobWriter
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.output import Entry, SequenceOutput
 from scheduler_svc.frontend.parameters import Parameters
+from scheduler_svc.frontend.parsing.marked_reasoning import ReasoningPlace
 from scheduler_svc.frontend.parsing.message_reader import MessageReader
 from scheduler_svc.frontend.parsing.parts import Content, Part
 from scheduler_svc.frontend.prompts import Prompt
@@ -81,7 +82,7 @@ class Call:
             self._follow(prompt, task.samplings[place])
         self._open = len(self._outputs)
         if task.reading is not None:
-            self._readers = [task.reading.reader() for _ in self._outputs]
+            self._readers = [task.reading.reader(output.reasoning) for output in self._outputs]
         self._is_plain = not (task.echo or task.reading or task.form or task.logprobs or task.tokens.ids)
         self._is_plain = self._is_plain and not task.parameters.stream_options.continuous
         """Until it ends, nothing but text is told."""
@@ -129,6 +130,7 @@ class Call:
         else:
             shown = frozenset() if self.task.reading is None else self.task.reading.markup
             detokenizer = factory.create(ids, parameters.skip_special_tokens, shown)
+        marks = None if self.task.reading is None else self.task.reading.marks
         if self.task.echo and stream.choice % parameters.n == 0:
             self._echoes.append((echo, ids))
         return SequenceOutput(
@@ -140,6 +142,7 @@ class Call:
             min_tokens=min_tokens,
             offset=len(echo) if self.task.echo else 0,
             keep_ids=self.task.tokens.ids,
+            reasoning=None if marks is None else ReasoningPlace(marks),
         )
 
     @property

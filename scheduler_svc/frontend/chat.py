@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler_svc.frontend.call import Task
-from scheduler_svc.frontend.constraints.bounding import bound
+from scheduler_svc.frontend.constraints.bounding import behind_reasoning, bound
 from scheduler_svc.frontend.constraints.tool_calls import calls_grammar
 from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.logprobs import LogprobWriter
@@ -63,6 +63,7 @@ async def prepare(frontend: Frontend, fields: Fields, generation: Generation, re
     )
     bounded, parser = bool(parameters.sampling.constraint.language), frontend.settings.reasoning_parser
     reading = read_reading(fields, tooling, call_format, model, prompt.text or "", parser, bounded=bounded)
+    parameters = behind_reasoning(parameters, reading)
     log_unknown(fields)
     writer = LogprobWriter(model.tokenizer, top or 0, parameters.skip_special_tokens, tokens.as_ids)
     return Task(

@@ -50,6 +50,11 @@ class ServedModel:
         """Characters above which ordinary text does not fit the context; some text does."""
         return self.card.max_model_len * USUAL_CHARACTERS
 
+    def token_id(self, text: str) -> int | None:
+        """The token that the vocabulary writes so, if the model has it."""
+        token = self.tokenizer.token_id(text)
+        return token if token is not None and token < self.card.vocab_size else None
+
     def describe(self) -> dict[str, Any]:
         """The entry of `/v1/models`."""
         return {

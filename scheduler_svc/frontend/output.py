@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from common.wire import Ended, EndReason
 from scheduler_svc.frontend.detokenizer import Detokenizer
+from scheduler_svc.frontend.parsing.marked_reasoning import ReasoningPlace
 from scheduler_svc.frontend.stop_strings import Match, StopAutomaton, StopMatcher
 from scheduler_svc.frontend.streams import Scores, Stream
 
@@ -37,8 +38,9 @@ class SequenceOutput:
         min_tokens: int,
         offset: int,
         keep_ids: bool = False,
+        reasoning: ReasoningPlace | None = None,
     ) -> None:
-        """`keep_ids`: `take_ids` is wanted."""
+        """`keep_ids`: `take_ids` is wanted. `reasoning`: to be told of each token, before its text is given out."""
         self.stream, self._detokenizer = stream, detokenizer
         self._ending_ids = frozenset() if include_stop else ending_ids
         """Tokens that are not shown if the sequence ends with them."""
@@ -47,7 +49,8 @@ class SequenceOutput:
         self._held: tuple[int, Scores | None] | None = None
         """A last token that may turn out to be the ending one."""
         self._length = offset
-        self._plain = self._matcher is None and stream.scores is None
+        self.reasoning = reasoning
+        self._plain = self._matcher is None and stream.scores is None and reasoning is None
         self._last_token: int | None = None
         self.num_tokens = 0
         self.cached_tokens = 0
@@ -138,6 +141,8 @@ class SequenceOutput:
             self.entries.append(Entry(token, scores, self._length, True))
         text = self._detokenizer.push((token,))
         self._length += len(text)
+        if self.reasoning is not None:
+            self.reasoning.take(token, self._length)
         if self._matcher is None:
             return text
         enabled = self.num_tokens > self._min_tokens

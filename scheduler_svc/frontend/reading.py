@@ -10,9 +10,11 @@ from scheduler_svc.frontend.parsing.choice import (
     call_parser,
     forced_parser,
     opens_reasoning,
+    reasoning_marks,
     splits_reasoning,
     tool_call_format,
 )
+from scheduler_svc.frontend.parsing.marked_reasoning import MarkedSplitter, Marks, ReasoningPlace
 from scheduler_svc.frontend.parsing.message_reader import MessageReader
 from scheduler_svc.frontend.parsing.reasoning import THINK, THINK_END, ReasoningSplitter
 from scheduler_svc.frontend.prompts import CONTINUE_FINAL_MESSAGE
@@ -29,7 +31,8 @@ INCLUDE_REASONING = Boolean("include_reasoning", True)
 class Reading:
     """`format`: that of calls, None where there are none that are looked for, or it is not known.
 
-    `is_open`: the prompt ends within the reasoning, and the answer goes on with it.
+    `is_open`: the prompt ends within the reasoning, and the answer goes on with it. `marks`: what begins and ends the
+    reasoning, where a grammar bounds what follows it.
     """
 
     format: str | None
@@ -37,10 +40,15 @@ class Reading:
     splits_reasoning: bool
     is_open: bool
     include_reasoning: bool
+    marks: Marks | None = None
 
-    def reader(self) -> MessageReader:
-        """For one message."""
-        splitter = ReasoningSplitter(is_open=self.is_open) if self.splits_reasoning else None
+    def reader(self, place: ReasoningPlace | None) -> MessageReader:
+        """For one message. `place`: of its reasoning, where `marks` bound it."""
+        splitter: ReasoningSplitter | None = None
+        if place is not None:
+            splitter = MarkedSplitter(place, is_open=self.is_open)
+        elif self.splits_reasoning:
+            splitter = ReasoningSplitter(is_open=self.is_open)
         tooling, calls = self.tooling, None
         if tooling.forced:
             calls = forced_parser(self.format, parallel=tooling.parallel)
@@ -89,12 +97,16 @@ def read_reading(
 ) -> Reading | None:
     """`prompt`: as rendered; `setting`: that of `--reasoning-parser`. None where all text is content.
 
-    `bounded`: by a grammar, which begins with the answer and has no room for reasoning, whatever the prompt ends with.
+    `bounded`: by a grammar, which begins behind the reasoning.
     """
     include = INCLUDE_REASONING.read(fields)
     template = model.tool_template if tooling.tools else model.template
-    splits = splits_reasoning(setting, template.source)
+    splits, goes_on = splits_reasoning(setting, template.source), CONTINUE_FINAL_MESSAGE.read(fields)
+    marks = None
+    if splits and bounded:
+        marks = reasoning_marks(prompt, model.token_id, goes_on=goes_on)
+        splits = marks is not None
     if not splits and call_format is None and not tooling.forced:
         return None
-    is_open = splits and not bounded and opens_reasoning(prompt, goes_on=CONTINUE_FINAL_MESSAGE.read(fields))
-    return Reading(call_format, tooling, splits, is_open, include)
+    is_open = splits and opens_reasoning(prompt, goes_on=goes_on)
+    return Reading(call_format, tooling, splits, is_open, include, marks)

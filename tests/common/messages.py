@@ -113,7 +113,9 @@ def _params(values: Fields) -> Fields:
 def _constraint(values: Fields) -> Fields:
     widths = values["bad_widths"] % 3 + 1
     bounded = {**values, "bad_widths": widths, "bad_ids": np.resize(values["bad_ids"], int(widths.sum()))}
-    return bounded if values["language"] and values["source"] else {**bounded, "language": 0, "source": ""}
+    if not (values["language"] and values["source"]):
+        return {**bounded, "language": 0, "source": "", "reasoning_end": -1, "reasoning_start": -1}
+    return bounded if values["reasoning_end"] >= 0 else {**bounded, "reasoning_start": -1}
 
 
 def _entries(values: Fields) -> Fields:

@@ -18,7 +18,9 @@ from common.wire import (
     PROTOCOL_VERSION,
     Abort,
     Alive,
+    Constraint,
     Hello,
+    Language,
     LogprobColumns,
     Message,
     Plan,
@@ -220,6 +222,19 @@ def test_short_junk_is_refused(junk: bytes) -> None:
 def test_a_message_over_the_limit_is_refused_unread() -> None:
     with pytest.raises(WireError, match="over the limit"):
         decode(bytes(MAX_MESSAGE_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "field"),
+    [
+        (Constraint(reasoning_end=5), "reasoning_end"),
+        (Constraint(Language.REGEX, "a", reasoning_start=5), "reasoning_start"),
+    ],
+)
+def test_reasoning_has_an_end_and_a_grammar_behind_it(constraint: Constraint, field: str) -> None:
+    data = encode(Submit(0, 1, "r", "m", np.zeros(1, np.int32), SamplingParams(1, constraint=constraint)))
+    with pytest.raises(WireError, match=rf"constraint\.{field}: "):
+        decode(data)
 
 
 def bombs() -> dict[str, bytes]:

@@ -137,6 +137,89 @@ def test_a_resumed_row_goes_on_where_it_was() -> None:
         assert resumed.output[0] == whole[count:]
 
 
+THINK, THINK_END = VOCABULARY - 2, VOCABULARY - 1
+"""Tokens without a text."""
+
+
+def thinking(source: str, *, opened: bool, biases: tuple[float, float] = (0, 4), **more: Any) -> dict[str, Any]:
+    """A grammar that begins behind the reasoning; the prompt has `opened` it, or the model has to.
+
+    `biases`: of the tokens that begin and end it.
+    """
+    constraint = regex(source, reasoning_end=THINK_END, reasoning_start=-1 if opened else THINK)
+    bias = {"bias_ids": ids(THINK, THINK_END), "bias_values": np.array(biases, np.float32)}
+    return request(constraint, **bias, **more)
+
+
+def split(output: list[int]) -> tuple[list[int], str]:
+    """Reasoning and answer."""
+    place = output.index(THINK_END)
+    return output[:place], "".join(PIECES[token] for token in output[place + 1 :] if token)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["host", "device inputs"])
+def test_a_grammar_begins_behind_the_reasoning(eager: bool) -> None:
+    asked = [thinking("[ab]{3}c", opened=True, seed=seed, max_tokens=10) for seed in (0, 1, 9, 8)]
+    bench = run(*asked, FREE, eager=eager)
+    thoughts = []
+    for slot in range(4):
+        if bench.ends[slot] is FinishCode.LENGTH:
+            assert THINK_END not in bench.output[slot] and 0 not in bench.output[slot]
+            continue
+        thought, answer = split(bench.output[slot])
+        thoughts += thought
+        assert re.fullmatch("[ab]{3}c", answer) and bench.ends[slot] is FinishCode.EOS
+    # They are free, but that no end of the text is among them; some have no end, and some have.
+    assert len(set(thoughts)) > 3 and 0 not in thoughts
+    assert set(bench.ends.values()) == {FinishCode.EOS, FinishCode.LENGTH}
+    assert bench.output[4] == run(FREE).output[0]
+
+
+def test_the_first_token_tells_whether_there_is_reasoning() -> None:
+    firsts = set()
+    for seed in range(6):
+        (first, *_) = output = run(thinking("[ab]{3}c", opened=False, biases=(4, 7), seed=seed)).output[0]
+        firsts.add(first)
+        assert re.fullmatch("[ab]{3}c", split(output)[1] if first == THINK else split([THINK_END, *output])[1])
+    assert firsts <= {THINK, TOKENS["a"], TOKENS["b"], TOKENS["ab"]} and len(firsts) > 1 and THINK in firsts
+    # The end alone is none: the grammar has no place for it.
+    refused = run(thinking("[ab]{3}c", opened=False, biases=(-100, 4))).output[0]
+    assert not {THINK, THINK_END} & set(refused)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_row_resumed_within_its_reasoning_or_behind_it(opened: bool) -> None:
+    asked = thinking("([a-f]|[0-9]){9,20}", opened=opened, biases=(0, 4) if opened else (9, 7), seed=2, max_tokens=24)
+    whole = run(asked).output[0]
+    end = whole.index(THINK_END)
+    assert end > 2 and len(whole) > end + 5 and (opened or whole[0] == THINK)
+    for count in (1, end, end + 1, end + 4):
+        tokens = [*asked["tokens"], *whole[:count]]
+        resumed = run(asked | {"tokens": tokens, "prompt_length": len(asked["tokens"])})
+        assert resumed.output[0] == whole[count:]
+
+
+def test_reasoning_does_not_wait_for_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraints, "IDLE_WAIT_S", 0.001)
+    asked = thinking("[a-f]{3,9}0", opened=True, seed=4)
+    whole = run(asked).output[0]
+    end = whole.index(THINK_END)
+    late = Bench()
+    promise = late.runner.constraints._grammars.get(asked["constraint"])
+    gate = type(promise)()
+    monkeypatch.setattr(Grammars, "get", lambda self, constraint: gate)
+    late.admit(asked)
+    for _ in range(end + 3):
+        late.step()
+    assert late.output[0] == whole[: end + 1]
+    gate.set_result(promise.result())
+    late.run()
+    assert late.output[0] == whole
+    monkeypatch.undo()
+    monkeypatch.setattr("executor_svc.constraints.row.SLOW_S", -1.0)
+    assert run(asked).output[0] == whole
+
+
 def test_slow_steps_are_taken_in_threads_with_the_same_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = request(regex("[a-f]{3,9}0"))
     expected = run(asked, FREE).output

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.wire import Plan
+from common.wire import Constraint, Language, Plan
 from executor_svc.batch import BatchState, PlanError
 from tests.executor.plans import decode_plan, ids, new_sequence, prefill_plan, slots
 from tests.executor.small_state import VOCABULARY, busy_state, make_state
@@ -45,6 +45,10 @@ def one(**fields: Any) -> Plan:
     return prefill_plan(2, new_sequence(**values))
 
 
+def thinking(end: int, start: int) -> Constraint:
+    return Constraint(Language.REGEX, "a", reasoning_end=end, reasoning_start=start)
+
+
 BAD_PLANS = [
     bad("decode of a free slot", decode_plan(2, 0, 2), [2]),
     bad("decode out of range", decode_plan(2, 0, 6)),
@@ -77,6 +81,8 @@ BAD_PLANS = [
     bad("a block twice", one(blocks=[9, 9]), [2]),
     bad("too few blocks", one(tokens=[5] * 5), [2]),
     bad("too many blocks", one(blocks=list(range(9, 20))), [2]),
+    bad("end of reasoning at the end of the vocabulary", one(constraint=thinking(VOCABULARY, -1)), [2]),
+    bad("start of reasoning at the end of the vocabulary", one(constraint=thinking(5, VOCABULARY)), [2]),
     bad("a block of another writer", prefill_plan(2, new_sequence(2, [5], [9]), new_sequence(5, [6], [9]))),
     bad(
         "a block of a decode",

@@ -19,18 +19,28 @@ from scheduler_svc.frontend.app import create_app
 from scheduler_svc.frontend.settings import FrontendSettings
 
 THINKS = "{# </think> #}" + TOOL_CHAT.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+CLOSED = "{% if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+MAY_THINK = TOOL_CHAT.replace("assistant\\n' }}", "assistant\\n' }}" + CLOSED)
+"""As Qwen 3: the model begins its reasoning itself, unless it is told not to think."""
 LLAMA3 = TOOL_CHAT.replace("<tool_call>", "<|python_tag|>").replace("</tool_call>", "")
 MISTRAL = TOOL_CHAT.replace("<tool_call>", "[TOOL_CALLS]").replace("</tool_call>", "")
 UNTOLD = TOOL_CHAT.replace("<tool_call>", "CALL ").replace("</tool_call>", "")
-TEMPLATES = {"hermes": TOOL_CHAT, "thinks": THINKS, "llama3": LLAMA3, "mistral": MISTRAL, "untold": UNTOLD}
+TEMPLATES = {
+    "hermes": TOOL_CHAT,
+    "thinks": THINKS,
+    "may think": MAY_THINK,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "untold": UNTOLD,
+}
 TEMPLATES |= {"no tools": CHATML, "two templates": CHATML}
 TOOL_TEMPLATES = {"two templates": TOOL_CHAT}
 
 
 def made() -> tuple[Tokenizer, dict[str, object]]:
-    """A tokenizer to which the markup of two formats is special, and Hermes' is not; `</think>` is one token."""
+    """A tokenizer to which the markup of two formats is special, and reasoning's tags are tokens; not so Hermes'."""
     tokenizer, config = byte_level()
-    tokenizer.add_tokens(["</think>"])
+    tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.add_special_tokens(["[TOOL_CALLS]", "<|python_tag|>"])
     return tokenizer, config
 

@@ -11,6 +11,7 @@ from scheduler_svc.frontend.frontend import Frontend
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.no_tokenizer import NoTokenizer
 from scheduler_svc.frontend.parameters import Parameters
+from scheduler_svc.frontend.reading import Reading
 from scheduler_svc.frontend.streams import Generation
 from scheduler_svc.http.errors import invalid, unavailable
 from scheduler_svc.http.fields import Fields
@@ -42,6 +43,16 @@ async def bound(
         await _check(grammar, model, frontend, generation)
     ignore_eos = parameters.sampling.ignore_eos and grammar is None
     return replace(parameters, sampling=replace(parameters.sampling, constraint=constraint, ignore_eos=ignore_eos))
+
+
+def behind_reasoning(parameters: Parameters, reading: Reading | None) -> Parameters:
+    """The same, its grammar beginning where the reasoning ends, if there may be any before a bounded answer."""
+    if reading is None or reading.marks is None:
+        return parameters
+    marks, sampling = reading.marks, parameters.sampling
+    start = -1 if marks.start is None else marks.start
+    constraint = replace(sampling.constraint, reasoning_end=marks.end, reasoning_start=start)
+    return replace(parameters, sampling=replace(sampling, constraint=constraint))
 
 
 async def _check(grammar: Grammar, model: ServedModel, frontend: Frontend, generation: Generation) -> None:

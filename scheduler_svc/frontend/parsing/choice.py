@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from scheduler_svc.frontend.parsing.call_parser import CallParser
 from scheduler_svc.frontend.parsing.formats import (
     ForcedParser,
@@ -11,6 +13,7 @@ from scheduler_svc.frontend.parsing.formats import (
     call_id,
     short_call_id,
 )
+from scheduler_svc.frontend.parsing.marked_reasoning import Marks
 from scheduler_svc.frontend.parsing.reasoning import THINK, THINK_END
 
 FORMATS: dict[str, type[HermesParser | Llama3Parser | MistralParser]] = {
@@ -59,3 +62,20 @@ def opens_reasoning(prompt: str, *, goes_on: bool) -> bool:
     if goes_on:
         return prompt.rfind(THINK) > prompt.rfind(THINK_END)
     return prompt.rstrip().endswith(THINK)
+
+
+def reasoning_marks(prompt: str, token_id: Callable[[str], int | None], *, goes_on: bool) -> Marks | None:
+    """Of the reasoning that may come before an answer under a grammar; None: the answer begins at once.
+
+    It does where the prompt ends behind the reasoning, or within the model's own answer (`goes_on`); and where a marker
+    that is still to come is no token of the vocabulary: it could be spelled in many ways.
+    """
+    end = token_id(THINK_END)
+    if end is None:
+        return None
+    if opens_reasoning(prompt, goes_on=goes_on):
+        return Marks(None, end)
+    start = token_id(THINK)
+    if goes_on or start is None or prompt.rstrip().endswith(THINK_END):
+        return None
+    return Marks(start, end)

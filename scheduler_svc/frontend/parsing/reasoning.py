@@ -71,7 +71,7 @@ class ReasoningSplitter:
         return rest
 
     def _think(self, data: str, parts: list[Part]) -> str:
-        found, marker = find_first(data, 0, (THINK_END,))
+        found, marker = self._find_end(data)
         thought = data[:found].rstrip(SPACES)
         if thought:
             add_part(parts, Reasoning("".join(self._spaces) + thought))
@@ -82,6 +82,10 @@ class ReasoningSplitter:
             return data[found + len(marker) :]
         self._held = data[found:]
         return ""
+
+    def _find_end(self, data: str) -> tuple[int, str]:
+        """As `find_first`."""
+        return find_first(data, 0, (THINK_END,))
 
     def _before_answer(self, data: str, _parts: list[Part]) -> str:
         rest = data.lstrip(SPACES)
