@@ -73,8 +73,11 @@ class Heartbeat:
                 with contextlib.suppress(zmq.Again):
                     dealer.send(message, zmq.DONTWAIT)
                 due = time.monotonic() + self._interval_s
-            patience_s = min(due, heard_at + self._dialing.timeout_s) - time.monotonic()
-            poller.poll(max(0, int(patience_s * 1000) + 1))
+            began = time.monotonic()
+            patience_ms = max(0, int((min(due, heard_at + self._dialing.timeout_s) - began) * 1000) + 1)
+            poller.poll(patience_ms)
+            # What this process stood still beyond that is no silence of the scheduler.
+            heard_at += max(0.0, time.monotonic() - began - patience_ms / 1000)
             for echo in self._echoes(dealer):
                 if echo == self.epoch:
                     heard_at = time.monotonic()

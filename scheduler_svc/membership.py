@@ -325,6 +325,13 @@ class Membership:
         """Some connection to the executors' socket broke: find out whose at the next wake-ups."""
         self._probe_until = now + PROBE_S
 
+    def excuse(self, stalled_s: float, now: float) -> None:
+        """This process stood still so long, and perhaps the whole machine: no executor was silent or late meanwhile."""
+        for executor in self._by_peer.values():
+            executor.alive_at = min(now, executor.alive_at + stalled_s)
+            if executor.deadline is not None:
+                executor.deadline += stalled_s
+
     def check(self, now: float) -> float | None:
         """Lose executors that are gone, silent or late. Returns seconds until the next check is due, or None."""
         probing = now < self._probe_until

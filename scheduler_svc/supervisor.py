@@ -20,8 +20,6 @@ log = structlog.get_logger()
 
 FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.2, 5.0, 10.0
 """Of `Restarts`: clients wait, and these processes start within seconds."""
-SUSPENDED_S = 2.0
-"""The core looks at its children more often than this; when it did not, it may have been stopped itself."""
 
 
 class PortTaken(Exception):
@@ -64,7 +62,6 @@ class Supervisor:
 
     def __init__(self, settings: SchedulerSettings, listener: socket.socket, core_address: str) -> None:
         self._settings = settings
-        self._checked_at = 0.0
         self._children: list[_Child] = []
         for i in range(settings.frontends):
             self._add_client(f"frontend-{i}", "scheduler_svc.frontend", core_address, listener)
@@ -142,15 +139,18 @@ class Supervisor:
             if child.name == name:
                 child.heard_at = now
 
+    def excuse(self, stalled_s: float, now: float) -> None:
+        """This process stood still so long, and perhaps the whole machine: no child was silent meanwhile."""
+        for child in self._children:
+            if child.heard_at is not None:
+                child.heard_at = min(now, child.heard_at + stalled_s)
+
     def _end_the_silent(self, now: float) -> None:
         """SIGKILL to those that hang: their clients would wait for ever."""
-        was_suspended, self._checked_at = now - self._checked_at > SUSPENDED_S, now
         for child in self._children:
             if child.process is None or child.heard_at is None:
                 continue
-            if was_suspended:
-                child.heard_at = now
-            elif now - child.heard_at > self._settings.frontend_timeout_s:
+            if now - child.heard_at > self._settings.frontend_timeout_s:
                 log.error("child hangs: killed", child=child.name, silent_s=round(now - child.heard_at, 1))
                 child.process.kill()
                 child.heard_at = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
+from deploy.local import Process
 from executor_svc.script import Action, Script
 
 PROMPT = "In the beginning"
@@ -130,11 +132,22 @@ def test_without_a_replacement_everything_ends_plainly_and_service_comes_back(st
     assert stack.complete([5, 6], 5).status_code == 200
 
 
+def pause(processes: tuple[Process, ...], seconds: float) -> None:
+    """As where their machine does."""
+    for process in processes:
+        os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    for process in processes:
+        os.kill(process.pid, signal.SIGCONT)
+
+
 def test_a_stopped_executor_is_noticed_and_its_late_result_ignored(start: Callable[..., Any]) -> None:
     stack = start("--heartbeat-ms", "100", "--heartbeat-timeout-s", "1")
-    frozen = stack.real("frozen", "--max-num-seqs", "4")
+    frozen = stack.real("frozen", "--max-num-seqs", "4", "--scheduler-timeout-s", "1")
     stack.ready()
     undisturbed = stack.text(PROMPT, 60)
+    pause((stack.scheduler, frozen), 1.6)
+    assert stack.text(PROMPT, 5) and stack.metric("gilir_executors_lost_total") == 0, "both stood still"
     events = stack.stream(PROMPT, 60)
     begun = [next(events) for _ in range(3)]
     os.kill(frozen.pid, signal.SIGSTOP)

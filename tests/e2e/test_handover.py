@@ -86,7 +86,8 @@ def fake(stack: Any, name: str, **options: Any) -> FakeExecutor:
 )
 def test_whatever_becomes_of_a_hand_over_the_answers_are_the_same(start: Callable[..., Any], how: str) -> None:
     """A scripted executor's KV is a hash of the history: one wrong block, and the text is another."""
-    stack = start("--handover", "always", "--no-prefix-caching", "--heartbeat-ms", "100", "--heartbeat-timeout-s", "1")
+    quickly = () if how == "whole" else ("--heartbeat-timeout-s", "1")
+    stack = start("--handover", "always", "--no-prefix-caching", "--heartbeat-ms", "100", *quickly)
     leaving = fake(stack, "leaving")
     stack.ready()
     prompts = [[(7 * i + j * j) % 900 + 5 for j in range(70)] for i in range(4)]

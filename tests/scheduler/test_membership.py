@@ -131,6 +131,20 @@ def test_models_that_nobody_serves_are_forgotten_before_there_are_too_many(rig: 
     assert len(rig.scheduler.availability.models) <= 64 and "model-99" in rig.scheduler.availability.models
 
 
+def test_what_the_scheduler_slept_through_is_no_silence_and_no_lateness(rig: Rig) -> None:
+    rig.attach()
+    rig.submit()
+    rig.plan()
+    executor = rig.membership.executors[0]
+    executor.deadline = 3.0
+    rig.membership.excuse(100.0, 100.0)
+    assert rig.membership.check(100.9) is not None and rig.scheduler.lanes
+    executor.alive_at = 103.0
+    assert rig.membership.check(102.9) is not None and rig.scheduler.lanes
+    rig.membership.check(103.1)
+    assert not rig.scheduler.lanes, "what comes too late afterwards does"
+
+
 def test_a_taken_name_is_refused_while_its_owner_lives_and_free_afterwards(rig: Rig) -> None:
     rig.attach(b"p")
     rig.receive(b"q", hello(incarnation=b"j"))
