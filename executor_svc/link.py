@@ -45,6 +45,7 @@ from executor_svc.faults import FatalError
 from executor_svc.handover import Exchange
 from executor_svc.heartbeat import Heartbeat, Pulse
 from executor_svc.sockets import WHY_FAILED, Dialing
+from executor_svc.status_file import show_status
 
 RETRY_INTERVALS = 3
 """Hello intervals between a refusal and the next try."""
@@ -97,6 +98,8 @@ class Link:
         self._heartbeat: Heartbeat | None = None
         self._hello_bytes = encode_message(hello)
         self._hello_due = 0.0
+        self._asked_at: float | None = None
+        """When the first Hello was sent after which nothing came."""
         self._remind_at = time.monotonic() + PATIENCE_S
         self._failed_handshake = 0
         """The monitor's event of the last one that was logged, since an attachment."""
@@ -121,7 +124,7 @@ class Link:
                     self._turn()
                 self._hang_up()
         finally:
-            self._show_status(attached=False)
+            show_status(self.options.status_file, attached=False)
             self._hang_up()
             if self.exchange is not None:
                 self.exchange.close()
@@ -151,7 +154,7 @@ class Link:
 
     def _dial(self) -> None:
         self._dialled_at = time.monotonic()
-        self._redial_at = None
+        self._redial_at = self._asked_at = None
         self._hello_due = 0.0
         self._dealer = self.options.dialing.open(self._context)
         self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
@@ -167,18 +170,6 @@ class Link:
             self._dealer.disable_monitor()
             self._monitor.close(linger=0)
             self._dealer.close()
-
-    def _show_status(self, *, attached: bool) -> None:
-        file = self.options.status_file
-        if file is None:
-            return
-        try:
-            if attached:
-                file.touch()
-            else:
-                file.unlink(missing_ok=True)
-        except OSError as error:
-            self._log.warning("cannot write the status file", file=str(file), error=error.strerror)
 
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
@@ -211,7 +202,12 @@ class Link:
         if self._redial_at is not None:
             return self._redial_at
         if now >= self._hello_due:
+            if self._asked_at is not None and now - self._asked_at > self.options.dialing.timeout_s:
+                self._redial()  # a scheduler answers each Hello: this connection leads to none
+                return self._redial_at
             sent = self._send_bytes(self._hello_bytes)
+            if sent and self._asked_at is None:
+                self._asked_at = now
             # Not connected yet: the poller tells when it is.
             self._poller.modify(self._dealer, zmq.POLLIN if sent else zmq.POLLIN | zmq.POLLOUT)
             self._hello_due = now + self.options.hello_interval_s if sent else 0.0
@@ -264,7 +260,7 @@ class Link:
     def _forget(self) -> None:
         """The epoch is over: drop all sequences and be ready to say Hello again."""
         self._stop_heartbeat()
-        self._show_status(attached=False)
+        show_status(self.options.status_file, attached=False)
         if self.exchange is not None:
             self.exchange.forget()
         self.handler.reset()
@@ -276,6 +272,7 @@ class Link:
 
     def _receive(self) -> None:
         frames = self._dealer.recv_multipart(zmq.DONTWAIT)
+        self._asked_at = None
         if len(frames) != 1:
             self._drop("multipart", frames=len(frames))
             return
@@ -321,7 +318,7 @@ class Link:
         self._poller.modify(self._dealer, zmq.POLLIN)
         interval_s = welcome.heartbeat_ms / 1000
         self._heartbeat = Heartbeat(self._context, self.options.dialing, self.epoch, interval_s, self._waker.wake)
-        self._show_status(attached=True)
+        show_status(self.options.status_file, attached=True)
         self._log.info("attached", epoch=self.epoch, name=self.hello.name, model=self.hello.model.name)
 
     def _on_refused(self, refused: Refused) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from common.sockets import set_up
+from common.sockets import give_up_the_dead, set_up
 from common.wire import MAX_MESSAGE_BYTES
 
 LINGER_MS = 1000
@@ -52,9 +52,7 @@ class Dialing:
             dealer.setsockopt(zmq.RECONNECT_IVL, 100)
             dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
             timeout_ms = max(1, int(self.timeout_s * 1000))
-            dealer.setsockopt(zmq.HEARTBEAT_IVL, max(1, timeout_ms // 3))
-            dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, timeout_ms)
-            dealer.setsockopt(zmq.HEARTBEAT_TTL, timeout_ms)
+            give_up_the_dead(dealer)
             # A far side that vanished in mid-handshake, or does not answer at all, is dialled anew as soon.
             dealer.setsockopt(zmq.HANDSHAKE_IVL, timeout_ms)
             dealer.setsockopt(zmq.CONNECT_TIMEOUT, timeout_ms)

@@ -1,4 +1,4 @@
-"""The core's ZeroMQ sockets: bounded linger and queues, heartbeats, size limits, CURVE where keys are given."""
+"""The core's ZeroMQ sockets: bounded linger and queues, size limits, CURVE where keys are given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from common.curve import warn_if_exposed
-from common.sockets import set_up
+from common.sockets import give_up_the_dead, set_up
 from common.wire import MAX_MESSAGE_BYTES
 from scheduler_svc.executor_keys import ExecutorKeys
 from scheduler_svc.settings import SchedulerSettings
@@ -54,8 +54,7 @@ def executor_socket(context: zmq.Context[zmq.Socket[bytes]], settings: Scheduler
     """Bind the socket that executors dial. Raises zmq.ZMQError when the address is taken."""
     with set_up(context, zmq.ROUTER) as socket:
         _prepare(socket)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout_s * 1000))
+        give_up_the_dead(socket)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(settings.heartbeat_timeout_s * 1000))
         if settings.curve_secret_key is not None:
             public, secret = zmq.auth.load_certificate(settings.curve_secret_key)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import zmq
 
-from common.sockets import set_up
+from common.sockets import give_up_the_dead, set_up
 from executor_svc.sockets import is_local
 
 CHUNK_BYTES = 4 << 20
 """KV in one message, as long as a block is no larger."""
 SILENCE_MS = 2000
-"""ZeroMQ's own heartbeat gives a peer up after it."""
+"""A source that says nothing for so long is given up."""
 HIGH_WATER_MARK = 16
 REQUEST_BYTES = 4096
 """No request is larger."""
@@ -65,8 +65,7 @@ class TransferSocket:
 def _bound(peer: zmq.Socket[bytes]) -> None:
     peer.linger = 0
     peer.set_hwm(HIGH_WATER_MARK)
-    peer.setsockopt(zmq.HEARTBEAT_IVL, SILENCE_MS // 4)
-    peer.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    give_up_the_dead(peer)
     peer.setsockopt(zmq.HANDSHAKE_IVL, SILENCE_MS)
     peer.setsockopt(zmq.CONNECT_TIMEOUT, SILENCE_MS)
 

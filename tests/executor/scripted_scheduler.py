@@ -30,7 +30,7 @@ class ScriptedScheduler:
         self.address = f"tcp://127.0.0.1:{self.port}"
         self.known_epochs: set[int] = set()
         self.echoes = True
-        self.num_alive = 0
+        self.num_alive = self.num_hellos = 0
         self.peer = b""
 
     def _bind_again(self, port: int) -> None:
@@ -71,7 +71,7 @@ class ScriptedScheduler:
             peer, received = self.receive_any(timeout_s)
             if isinstance(received, kind):
                 if isinstance(received, Hello):
-                    self.peer = peer
+                    self.peer, self.num_hellos = peer, self.num_hellos + 1
                 return received
             assert isinstance(received, Hello), f"expected {kind.__name__}, got {received}"
 

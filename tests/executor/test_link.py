@@ -74,6 +74,17 @@ def test_waits_for_a_scheduler_that_is_not_up_yet() -> None:
         late.close()
 
 
+def test_a_connection_on_which_nobody_answers_is_dialled_anew(scheduler: ScriptedScheduler) -> None:
+    """Such as one that a box on the way holds open, though nothing comes through it any more."""
+    with FakeExecutor(scheduler.address, scheduler_timeout_s=0.3, hello_interval_s=0.1) as fake:
+        peers = set()
+        while len(peers) < 2:
+            scheduler.receive(Hello)
+            peers.add(scheduler.peer)
+            assert scheduler.num_hellos < 50
+        attach(scheduler, fake)
+
+
 def test_refused_for_good_ends_it(scheduler: ScriptedScheduler, fake: FakeExecutor) -> None:
     scheduler.receive(Hello)
     scheduler.send(Refused("protocol 9 is spoken here", retry=False))
