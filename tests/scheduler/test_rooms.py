@@ -24,7 +24,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frontend": {"batches", "http", "keys", "metrics"},
     "batch_runner": {"frontend", "batches", "http", "keys", "metrics"},
     "admin": {"core", "http", "keys", "membership", "metrics"},
-    "cli": {"admin", "frontend", "settings", "simulator", "supervisor"},
+    "child_settings": set(),
+    "restarts": set(),
+    "cli": {"admin", "child_settings", "frontend", "restarts", "settings", "simulator", "supervisor"},
 }
 """What each room, a folder or a file, may import of the others."""
 PURE = sys.stdlib_module_names | {"common", "numpy", "scheduler_svc"}
