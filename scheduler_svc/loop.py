@@ -44,6 +44,7 @@ from scheduler_svc.sockets import (
     private_folder,
     watch_disconnects,
 )
+from scheduler_svc.stalls import Stalls
 from scheduler_svc.stats import gather, kept_gauges
 from scheduler_svc.supervisor import Supervisor
 from scheduler_svc.watching.watcher import Watcher
@@ -51,8 +52,6 @@ from scheduler_svc.watching.watcher import Watcher
 log = structlog.get_logger()
 
 BEAT_S = 0.25
-STALLED_S = 0.1
-"""A turn that comes so much too late: the process was stopped, or its machine, and heard nobody."""
 """Frontends hear from the core at least this often; `/health/live` fails when they do not."""
 CHECK_S = 60.0
 MAX_DRAIN = 1000
@@ -110,7 +109,8 @@ class CoreLoop:
         """Frontends by their number in the core."""
         self._kept: dict[bytes, FrontendAlive] = {}
         """What each frontend keeps for clients who resume streams."""
-        self._turned_at = self._next_beat = self._next_check = 0.0
+        self._next_beat = self._next_check = 0.0
+        self._stalls = Stalls()
         self._num_checks = 0
         self._stopping_since: float | None = None
         self._hurried = False
@@ -144,7 +144,7 @@ class CoreLoop:
         gc.freeze()
         try:
             wait_s = 0.0
-            self._turned_at = time.monotonic()
+            self._stalls.begin(time.monotonic(), time.thread_time())
             while not self._finished(time.monotonic()):
                 wait_s = self._turn(wait_s)
         finally:
@@ -203,8 +203,8 @@ class CoreLoop:
         """Wait for something to do, do it, and return how long the next wait may be."""
         ready = dict(self._poller.poll(max(0, int(wait_s * 1000 + 0.999))))
         now = time.monotonic()
-        stalled_s, self._turned_at = now - self._turned_at - wait_s, now
-        if stalled_s > STALLED_S:
+        stalled_s = self._stalls.passed(now, time.thread_time(), wait_s)
+        if stalled_s:
             self._membership.excuse(stalled_s, now)
             self._supervisor.excuse(stalled_s, now)
         if self._waker.fileno() in ready:

@@ -331,6 +331,7 @@ class Membership:
             executor.alive_at = min(now, executor.alive_at + stalled_s)
             if executor.deadline is not None:
                 executor.deadline += stalled_s
+        self._tickets.excuse(stalled_s)
 
     def check(self, now: float) -> float | None:
         """Lose executors that are gone, silent or late. Returns seconds until the next check is due, or None."""

@@ -43,6 +43,12 @@ class Tickets:
         """Whether an executor owes an answer for too long."""
         return any(now > deadline for deadline in self._deadlines.get(epoch, {}).values())
 
+    def excuse(self, stalled_s: float) -> None:
+        """Nobody could be heard for so long: what is owed is due so much later."""
+        for waiting in self._deadlines.values():
+            for ticket in waiting:
+                waiting[ticket] += stalled_s
+
     def forget(self, epoch: int) -> None:
         """An epoch has ended."""
         self._deadlines.pop(epoch, None)

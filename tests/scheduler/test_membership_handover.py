@@ -142,5 +142,7 @@ def test_one_fetch_waits_behind_another() -> None:
     assert not tickets.is_overdue(5, 111.0) and tickets.is_overdue(5, 112.1)
     assert tickets.close(Fetched(5, 1, True)) and not tickets.close(Fetched(5, 1, True))
     assert not tickets.is_overdue(5, 113.9) and tickets.is_overdue(5, 114.1)
+    tickets.excuse(100.0)
+    assert not tickets.is_overdue(5, 213.9) and tickets.is_overdue(5, 214.1), "what nobody could hear is not late"
     tickets.forget(5)
     assert not tickets.is_overdue(5, 1e9) and not tickets.close(Fetched(5, 2, True))
