@@ -46,6 +46,7 @@ from executor_svc.handover import Exchange
 from executor_svc.heartbeat import Heartbeat, Pulse
 from executor_svc.sockets import WHY_FAILED, Dialing
 from executor_svc.status_file import show_status
+from executor_svc.unanswered import Unanswered
 
 RETRY_INTERVALS = 3
 """Hello intervals between a refusal and the next try."""
@@ -98,8 +99,7 @@ class Link:
         self._heartbeat: Heartbeat | None = None
         self._hello_bytes = encode_message(hello)
         self._hello_due = 0.0
-        self._asked_at: float | None = None
-        """When the first Hello was sent after which nothing came."""
+        self._unanswered = Unanswered(options.dialing.timeout_s)
         self._remind_at = time.monotonic() + PATIENCE_S
         self._failed_handshake = 0
         """The monitor's event of the last one that was logged, since an attachment."""
@@ -154,7 +154,8 @@ class Link:
 
     def _dial(self) -> None:
         self._dialled_at = time.monotonic()
-        self._redial_at = self._asked_at = None
+        self._redial_at = None
+        self._unanswered.dialled()
         self._hello_due = 0.0
         self._dealer = self.options.dialing.open(self._context)
         self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
@@ -202,12 +203,12 @@ class Link:
         if self._redial_at is not None:
             return self._redial_at
         if now >= self._hello_due:
-            if self._asked_at is not None and now - self._asked_at > self.options.dialing.timeout_s:
-                self._redial()  # a scheduler answers each Hello: this connection leads to none
+            if self._unanswered.gives_up(now):
+                self._redial()
                 return self._redial_at
             sent = self._send_bytes(self._hello_bytes)
-            if sent and self._asked_at is None:
-                self._asked_at = now
+            if sent:
+                self._unanswered.asked(now)
             # Not connected yet: the poller tells when it is.
             self._poller.modify(self._dealer, zmq.POLLIN if sent else zmq.POLLIN | zmq.POLLOUT)
             self._hello_due = now + self.options.hello_interval_s if sent else 0.0
@@ -272,7 +273,7 @@ class Link:
 
     def _receive(self) -> None:
         frames = self._dealer.recv_multipart(zmq.DONTWAIT)
-        self._asked_at = None
+        self._unanswered.answered()
         if len(frames) != 1:
             self._drop("multipart", frames=len(frames))
             return
@@ -291,9 +292,7 @@ class Link:
             self._on_order(received)
         elif isinstance(received, Reset | Drain):
             self._on_end(received)
-        elif isinstance(received, Alive):
-            pass  # the scheduler only tries whether this connection still stands
-        else:
+        elif not isinstance(received, Alive):  # by which the scheduler only tries whether this connection still stands
             self._drop("unexpected", message=type(received).__name__)
 
     def _drop(self, why: str, **details: object) -> None:
@@ -304,7 +303,8 @@ class Link:
             self._log.warning("dropped a message", why=why, count=count, **details)
 
     def _on_welcome(self, welcome: Welcome) -> None:
-        if welcome.epoch in (0, self.epoch):
+        # An epoch would be of no use on a connection that is about to be closed: the next one asks again.
+        if welcome.epoch in (0, self.epoch) or self._redial_at is not None:
             self._drop("welcome", epoch=welcome.epoch)
             return
         if self.epoch:

@@ -22,7 +22,7 @@ from common.wire import (
     Welcome,
     encode,
 )
-from executor_svc.fake import FakeExecutor
+from executor_svc.fake import FakeExecutor, ScriptedLink
 from executor_svc.link import RefusedError
 from executor_svc.script import Action, Script
 from tests.executor.plans import decode_plan, new_sequence, prefill_plan
@@ -83,6 +83,27 @@ def test_a_connection_on_which_nobody_answers_is_dialled_anew(scheduler: Scripte
             peers.add(scheduler.peer)
             assert scheduler.num_hellos < 50
         attach(scheduler, fake)
+
+
+def test_a_welcome_on_a_connection_that_is_being_given_up_is_not_taken(
+    scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that comes just when nobody waits for it any more: its connection is closed, the next asks."""
+    receive = ScriptedLink._receive
+
+    def too_late(link: ScriptedLink) -> None:
+        monkeypatch.setattr(ScriptedLink, "_receive", receive)
+        link._redial()
+        link._receive()
+
+    monkeypatch.setattr(ScriptedLink, "_receive", too_late)
+    with FakeExecutor(scheduler.address, hello_interval_s=0.1) as fake:
+        scheduler.welcome(epoch=1)
+        given_up = scheduler.peer
+        while scheduler.peer == given_up:
+            scheduler.receive(Hello)
+        attach(scheduler, fake, epoch=2)
+        assert serve_one(scheduler, epoch=2).epoch == 2
 
 
 def test_refused_for_good_ends_it(scheduler: ScriptedScheduler, fake: FakeExecutor) -> None:
