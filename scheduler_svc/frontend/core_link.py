@@ -66,7 +66,7 @@ class CoreLink:
         """Those with news."""
         self._unshared: list[Tokens] = []
         """Iterations without logprobs, read in this turn."""
-        self._last_heard = 0.0
+        self._last_heard = self._tick_due = 0.0
         self.generations: set[Generation] = set()
         self.stats: Stats | None = None
         self.kept: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -90,7 +90,7 @@ class CoreLink:
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._call_turn)
         self._last_heard = self._loop.time() - self._timeout_s
-        self._timer = self._loop.call_later(HELLO_S, self._tick)
+        self._tick_later()
         self._send(FrontendHello(self._name))
 
     def close(self) -> None:
@@ -102,9 +102,16 @@ class CoreLink:
         self._context.term()
         self._context = None
 
+    def _tick_later(self) -> None:
+        self._tick_due = self._loop.time() + HELLO_S
+        self._timer = self._loop.call_later(HELLO_S, self._tick)
+
     def _tick(self) -> None:
         """Each second: tell the core that this loop turns, give up on a core that has long been silent."""
-        self._timer = self._loop.call_later(HELLO_S, self._tick)
+        now = self._loop.time()
+        # What this process, or its machine, stood still is no silence of the core.
+        self._last_heard = min(now, self._last_heard + max(0.0, now - self._tick_due))
+        self._tick_later()
         silence = self._silence_s()
         if self._greeted and silence >= self._lost_s:
             log.error("the core is lost", silent_s=round(silence, 1))

@@ -21,6 +21,7 @@ from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.frontend.text_threads import TextThreads
 from scheduler_svc.http.body_budget import BodyBudget
 from scheduler_svc.http.errors import unavailable
+from scheduler_svc.http.patience import patience
 
 log = structlog.get_logger()
 
@@ -64,7 +65,8 @@ class Frontend:
         not.
         """
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._settled.wait(), self.settings.core_timeout_s)
+            async with patience(self.settings.core_timeout_s):
+                await self._settled.wait()
 
     def close(self) -> None:
         self._sweeper.cancel()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 TURNS = 8
+"""Stalls after which it ends, too, though nothing else was waited for."""
 
 
 @asynccontextmanager

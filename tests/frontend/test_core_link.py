@@ -215,6 +215,24 @@ def test_a_busy_frontend_does_not_take_its_core_for_silent(core: FakeCore) -> No
     run(core, scenario)
 
 
+def test_what_a_frontend_slept_through_is_no_silence_of_its_core(tmp_path: Path) -> None:
+    """Its streams go on: the core had no chance either, where the machine was suspended."""
+
+    async def main() -> None:
+        link = CoreLink(f"ipc://{tmp_path}/nobody", "frontend-0", lambda _serving: None, timeout_s=5.0, lost_s=30.0)
+        link.open()
+        link._greeted, link._last_heard = True, time.monotonic()
+        for slept_s, silent_s, is_alive in ((1000.0, 4.0, True), (0.0, 31.0, False)):
+            link._tick_due = time.monotonic() - slept_s
+            link._last_heard -= slept_s + silent_s
+            link._timer.cancel()
+            link._tick()
+            assert link.alive is is_alive and link._greeted is is_alive
+        link.close()
+
+    asyncio.run(main())
+
+
 def test_a_silent_core_takes_no_requests(tmp_path: Path) -> None:
     async def main() -> None:
         link = CoreLink(f"ipc://{tmp_path}/nobody", "frontend-0", lambda _serving: None, timeout_s=5.0, lost_s=30.0)
