@@ -33,6 +33,12 @@ def read_messages(fields: Fields, *, developer_as_system: bool) -> list[dict[str
     return messages
 
 
+def last_content(fields: Fields) -> str:
+    """That of the last message, as `read_messages` gives it. These are known to be right."""
+    messages: list[Any] = fields.array("messages", [], MAX_MESSAGES)
+    return _read_content("messages", messages[-1].get("content"), optional=True)
+
+
 def _read_message(path: str, item: Any) -> dict[str, Any]:
     if type(item) is not dict:
         raise invalid(path, f"{path}: expected an object, got {show(item)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler_svc.frontend.messages import last_content
 from scheduler_svc.frontend.models import ServedModel
 from scheduler_svc.frontend.parsing.choice import (
     FORMATS,
@@ -101,12 +102,13 @@ def read_reading(
     """
     include = INCLUDE_REASONING.read(fields)
     template = model.tool_template if tooling.tools else model.template
-    splits, goes_on = splits_reasoning(setting, template.source), CONTINUE_FINAL_MESSAGE.read(fields)
+    splits = splits_reasoning(setting, template.source)
+    own = last_content(fields) if splits and CONTINUE_FINAL_MESSAGE.read(fields) else None
     marks = None
     if splits and bounded:
-        marks = reasoning_marks(prompt, model.token_id, goes_on=goes_on)
+        marks = reasoning_marks(prompt, own, model.token_id)
         splits = marks is not None
     if not splits and call_format is None and not tooling.forced:
         return None
-    is_open = splits and opens_reasoning(prompt, goes_on=goes_on)
+    is_open = splits and opens_reasoning(prompt, own)
     return Reading(call_format, tooling, splits, is_open, include, marks)

@@ -70,6 +70,8 @@ def test_an_answer_without_reasoning(tooled: Tooled) -> None:
     turns = [USER, {"role": "assistant", "content": "I am"}]
     goes_on = {"messages": turns, "continue_final_message": True}
     assert ask(tooled, "thinks", **goes_on, **JSON)["content"] == PARIS and begins(tooled) == (-1, -1)
+    turns[0] = {"role": "user", "content": "What is <think>?"}
+    assert ask(tooled, "thinks", **goes_on, **JSON)["content"] == PARIS and begins(tooled) == (-1, -1)
     says(tooled, f"so</think>{PARIS}")
     turns[-1] = {"role": "assistant", "content": "<think>I am"}
     told = ask(tooled, "thinks", **goes_on, **JSON)
@@ -107,14 +109,14 @@ def test_the_reasoning_is_that_of_the_setting(tmp_path: Path) -> None:
 
 
 def test_marks_of_a_prompt() -> None:
-    def marks(prompt: str, *, goes_on: bool = False, **known: int) -> Marks | None:
+    def marks(prompt: str, own: str | None = None, **known: int) -> Marks | None:
         names = {"<think>": known.get("start"), "</think>": known.get("end")}
-        return reasoning_marks(prompt, names.get, goes_on=goes_on)
+        return reasoning_marks(prompt, own, names.get)
 
     assert marks("<a>\n<think>\n", start=1, end=2) == marks("<a><think>", end=2) == Marks(None, 2)
     assert marks("<a>\n", start=1, end=2) == marks("<think></think>x<a>", start=1, end=2) == Marks(1, 2)
     assert marks("<a><think>\n\n</think>\n\n", start=1, end=2) is None
-    assert marks("<a>I am", goes_on=True, start=1, end=2) is None
+    assert marks("<a>I am", "I am", start=1, end=2) is None
     # Several tokens could spell the marker in many ways.
     assert marks("<a><think>", start=1) is marks("<a>", end=2) is None
 

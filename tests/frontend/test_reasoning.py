@@ -66,8 +66,27 @@ def test_a_call_after_the_reasoning() -> None:
 def test_where_there_may_be_reasoning() -> None:
     assert splits_reasoning("auto", "{{ content.split('</think>') }}") and not splits_reasoning("auto", "{{ x }}")
     assert splits_reasoning("think", "{{ x }}") and not splits_reasoning("none", "</think>")
-    assert opens_reasoning("<|assistant|>\n<think>\n", goes_on=False)
-    assert not opens_reasoning("<|assistant|>\n<think>\n\n</think>\n\n", goes_on=False)
-    assert not opens_reasoning("What is <think>?<|assistant|>", goes_on=False)
-    assert opens_reasoning("<|assistant|><think>\nI am", goes_on=True)
-    assert not opens_reasoning("<|assistant|><think>\nI am</think> so", goes_on=True)
+    assert opens_reasoning("<|assistant|>\n<think>\n", None)
+    assert not opens_reasoning("<|assistant|>\n<think>\n\n</think>\n\n", None)
+    assert not opens_reasoning("What is <think>?<|assistant|>", None)
+
+
+@pytest.mark.parametrize("before", ["", "</think><think>"])
+@pytest.mark.parametrize(
+    ("template", "own", "opens"),
+    [
+        ("{}", "<think>\nI am", True),
+        ("{}", " <think>", True),
+        ("{}", "<think>\nI am</think> so", False),
+        ("{}", "I am", False),
+        ("{}", "So <think> it is", False),  # an answer that does not begin with it has no reasoning
+        ("{}", "", False),
+        ("<think>\n{}", "I am", True),
+        ("<think>\n{}", "", True),
+        ("<think>\n\n</think>\n\n{}", "I am", False),
+    ],
+)
+def test_a_prompt_that_ends_within_the_answer(before: str, template: str, own: str, opens: bool) -> None:
+    """Whatever others have said `before`, who may write tags, too."""
+    assert opens_reasoning(f"<|user|>{before}<|assistant|>" + template.format(own), own) is opens
+    assert opens_reasoning(f"<|user|>{before}<|assistant|>" + template.format(own).rstrip(), own + " \n") is opens

@@ -57,25 +57,30 @@ def splits_reasoning(setting: str, template: str) -> bool:
     return setting == "think" or (setting == "auto" and THINK_END in template)
 
 
-def opens_reasoning(prompt: str, *, goes_on: bool) -> bool:
-    """Whether a rendered prompt ends within the reasoning. `goes_on`: with the model's own last message."""
-    if goes_on:
-        return prompt.rfind(THINK) > prompt.rfind(THINK_END)
-    return prompt.rstrip().endswith(THINK)
+def opens_reasoning(prompt: str, own: str | None) -> bool:
+    """Whether a rendered prompt ends within the reasoning. What others say in it does not count.
+
+    `own`: the beginning of the model's answer, with which the prompt ends; None: the answer is still to begin.
+    """
+    own = "" if own is None else own.strip()
+    if THINK_END in own:
+        return False
+    return own.startswith(THINK) or prompt.rstrip().removesuffix(own).rstrip().endswith(THINK)
 
 
-def reasoning_marks(prompt: str, token_id: Callable[[str], int | None], *, goes_on: bool) -> Marks | None:
+def reasoning_marks(prompt: str, own: str | None, token_id: Callable[[str], int | None]) -> Marks | None:
     """Of the reasoning that may come before an answer under a grammar; None: the answer begins at once.
 
-    It does where the prompt ends behind the reasoning, or within the model's own answer (`goes_on`); and where a marker
-    that is still to come is no token of the vocabulary: it could be spelled in many ways.
+    It does where the prompt ends behind the reasoning, or within the model's own answer; and where a marker that is
+    still to come is no token of the vocabulary: it could be spelled in many ways. `prompt`, `own`: as for
+    `opens_reasoning`.
     """
     end = token_id(THINK_END)
     if end is None:
         return None
-    if opens_reasoning(prompt, goes_on=goes_on):
+    if opens_reasoning(prompt, own):
         return Marks(None, end)
     start = token_id(THINK)
-    if goes_on or start is None or prompt.rstrip().endswith(THINK_END):
+    if own is not None or start is None or prompt.rstrip().endswith(THINK_END):
         return None
     return Marks(start, end)

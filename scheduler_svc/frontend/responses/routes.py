@@ -43,7 +43,7 @@ async def prepare(frontend: Frontend, fields: Fields, generation: Generation, re
     except ApiError as error:
         raise in_our_words(error) from error
     reasons = task.reading is not None and task.reading.splits_reasoning
-    end_id = task.model.tokenizer.token_id(THINK_END) if reasons else None
+    end_id = task.model.token_id(THINK_END) if reasons else None
     return replace(
         task,
         shape=ResponseShape(LogprobWriter(task.model.tokenizer, asked.top, task.parameters.skip_special_tokens)),
