@@ -12,7 +12,7 @@ FRONTENDS_OWN = (
 """Settings of the scheduler that only frontends need: a file has them in `[scheduler]` or in `[frontend]`."""
 EACH_ITS_OWN = ("core", "name", "fd")
 """Made up by the scheduler for each process."""
-SCHEDULERS = {
+DECIDED = {
     "frontend": (
         *("host", "port", "grace_s", "open_metrics", "log_format", "log_level"),
         *("allow_no_api_keys", "api_keys", "api_key"),
@@ -36,7 +36,7 @@ def misplaced(tables: Mapping[str, Any], path: str) -> list[str]:
     scheduler = underscored(tables.get("scheduler"))
     return [
         f"{path}: [{table}] {name.replace('_', '-')}: {text}"
-        for table in SCHEDULERS
+        for table in DECIDED
         for name, text in _misplaced(table, underscored(tables.get(table)), scheduler)
     ]
 
@@ -46,7 +46,7 @@ def _misplaced(table: str, given: dict[str, Any], scheduler: dict[str, Any]) -> 
         other = EITHER[table].get(name, "")
         if name in EACH_ITS_OWN:
             yield name, "stands in no file: the scheduler gives each process its own"
-        elif name in SCHEDULERS[table]:
+        elif name in DECIDED[table]:
             yield name, "the scheduler decides this for the processes that it starts: set it in [scheduler]"
         elif other in scheduler:
             yield name, f"[scheduler] has {other.replace('_', '-')}, which would override it: set one of them"

@@ -119,7 +119,9 @@ def survivor(start: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[...
 
 
 @pytest.mark.parametrize("shares", [(20,), pytest.param((0, 12, 24), marks=pytest.mark.nightly)])
-def test_a_killed_scheduler_loses_and_repeats_nothing(survivor: Callable[..., Survivor], shares: tuple[int]) -> None:
+def test_a_killed_scheduler_loses_and_repeats_nothing(
+    survivor: Callable[..., Survivor], shares: tuple[int, ...]
+) -> None:
     """It is killed each time that so many lines are finished."""
     run, before, moments = survivor(NUM_LINES, 12, held=True), {}, random.Random(20)
     for share in shares:

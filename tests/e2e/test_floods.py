@@ -15,7 +15,7 @@ import executor_svc
 import scheduler_svc
 
 FLOOD = """
-import os, sys, zmq
+import sys, zmq
 dealer = zmq.Context().socket(zmq.DEALER)
 dealer.set_hwm(0)
 dealer.connect(sys.argv[1])

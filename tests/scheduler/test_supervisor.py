@@ -11,7 +11,7 @@ import pytest
 
 from scheduler_svc.admin.settings import AdminSettings
 from scheduler_svc.batch_runner.settings import RunnerSettings
-from scheduler_svc.child_settings import EACH_ITS_OWN, EITHER, FRONTENDS_OWN, SCHEDULERS
+from scheduler_svc.child_settings import DECIDED, EACH_ITS_OWN, EITHER, FRONTENDS_OWN
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.supervisor import Supervisor
@@ -98,12 +98,12 @@ def test_what_children_are_told_is_known_to_the_check_of_the_file(tmp_path: Path
     for child in supervisor._children:
         flags = (part for part in child.command if part.startswith("--"))
         told[child.name] = {flag.removeprefix("--no-").removeprefix("--").replace("-", "_") for flag in flags}
-    known = {table: {*EACH_ITS_OWN, *SCHEDULERS[table], *EITHER[table]} for table in SCHEDULERS}
+    known = {table: {*EACH_ITS_OWN, *DECIDED[table], *EITHER[table]} for table in DECIDED}
     assert known["frontend"] - {"host", "port"} == told["frontend-0"] | brought
     assert known["admin"] - {"name"} == told["admin"]
     assert known["frontend"] <= FrontendSettings.model_fields.keys()
     assert known["admin"] - {"name"} <= AdminSettings.model_fields.keys()
-    assert {*SCHEDULERS["frontend"], *EITHER["admin"].values()} <= SchedulerSettings.model_fields.keys()
+    assert {*DECIDED["frontend"], *EITHER["admin"].values()} <= SchedulerSettings.model_fields.keys()
     told_to_runner = told["batch-runner"] - {"batch_max_in_flight", "batch_model_wait_s"}
     assert told_to_runner == told["frontend-0"] - {"fd"}
 

@@ -37,8 +37,7 @@ class Fleet:
     def __init__(self, scheduler: Child, executors: list[Child], console: Console, url: str, grace_s: float) -> None:
         self._scheduler, self._executors, self._console = scheduler, executors, console
         self._url, self._grace_s = url, grace_s
-        self._num_signals = 0
-        self._stopping = False  # an Event has a lock, which the handler may find taken by the code that it interrupts
+        self._num_signals = 0  # no Event: that has a lock, which the handler may find taken by what it interrupts
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
@@ -48,7 +47,6 @@ class Fleet:
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self._num_signals += 1
-        self._stopping = True
         if self._num_signals > 1:
             for child in self._all:
                 child.signal(signal.SIGTERM if self._num_signals == 2 else signal.SIGKILL)
@@ -75,9 +73,9 @@ class Fleet:
 
     def _next_turn(self) -> bool:
         """False: a signal came."""
-        if not self._stopping:
+        if not self._num_signals:
             time.sleep(TURN_S)
-        return not self._stopping
+        return not self._num_signals
 
     def _raise_if_ended(self, child: Child) -> None:
         if child.is_running or child.process is None:
