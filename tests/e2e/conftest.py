@@ -28,7 +28,8 @@ class Stack:
     """A running scheduler service, its executors, and a client."""
 
     def __init__(self, *scheduler_flags: str) -> None:
-        self.services = LocalServices(scheduler_flags=list(scheduler_flags))
+        # On a busy machine a real executor may take longer to start than the scheduler's own 30 s.
+        self.services = LocalServices(scheduler_flags=["--hold-s", "300", *scheduler_flags])
         self.scheduler: Process = self.services.start_scheduler()
         self.client = httpx.Client(base_url=self.services.url, timeout=PATIENCE_S)
         self.fakes: list[FakeExecutor] = []
