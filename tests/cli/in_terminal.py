@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -97,6 +98,7 @@ def _state(pid: int) -> str:
 
 
 def _take_terminal() -> None:
-    """So that Ctrl-C in this terminal reaches this process."""
+    """So that Ctrl-C in this terminal reaches this process, even where the tests run in the background"""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
