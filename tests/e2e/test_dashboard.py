@@ -220,8 +220,7 @@ def test_256_seats_and_600_iterations_are_drawn_within_a_frame(start: Callable[.
         browser.check()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_a_phone_shows_it_without_scrolling_sideways(start: Callable[..., Any], scheme: str) -> None:
     stack = start("--max-num-seqs", "6")
     stack.fake(max_num_seqs=6)
