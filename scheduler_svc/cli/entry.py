@@ -6,16 +6,19 @@ import argparse
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import version
 
 from scheduler_svc.cli.commands import COMMANDS, GROUPS
 from scheduler_svc.cli.errors import CommandError
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
+SERVE = ("serve", "run", "start", "launch")
+"""What other servers' command lines call `gilir up`."""
 EXTRA = ("rich", "httpx", "argcomplete")
 """Modules of the extra `cli`."""
 
-HELP = """usage: gilir COMMAND [--help] …
+HELP = """usage: gilir COMMAND [--help] … | --version
 
 {groups}
 gilir COMMAND --help tells the flags, with examples. GILIR_API_KEY holds the API key of those that talk to a server."""
@@ -46,9 +49,13 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP.format(groups=_groups()))
         return 0
+    if arguments[0] in ("-V", "--version", "version"):
+        print(f"gilir {version('gilir')}")
+        return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        print(f"gilir: there is no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        instead = "it is `gilir up`" if name in SERVE else f"there are {', '.join(COMMANDS)}"
+        print(f"gilir: there is no command {name!r}; {instead}", file=sys.stderr)
         return 2
     try:
         module = import_module(COMMANDS[name].module)

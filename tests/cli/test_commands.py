@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import version
 
 import pytest
 
@@ -38,6 +39,13 @@ def test_a_command_that_there_is_not_is_a_wrong_usage(capsys: pytest.CaptureFixt
     assert main(["serv"]) == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith("gilir: there is no command 'serv'; there are up, ")
+    assert main(["serve", "m"]) == 2
+    assert capsys.readouterr().err == "gilir: there is no command 'serve'; it is `gilir up`\n"
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gilir {version('gilir')}\n"
 
 
 def test_without_the_extra_the_command_says_what_is_missing(

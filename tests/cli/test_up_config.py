@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from common.settings import CONFIG_VARIABLE
+from executor_svc.settings import ExecutorSettings
 from scheduler_svc.__main__ import main as run_scheduler
 from scheduler_svc.cli import main
 from scheduler_svc.cli.up.command import hints
 from scheduler_svc.cli.up.config import Mistakes, Overrides, dialled, load
 from scheduler_svc.cli.up.devices import spread
+from scheduler_svc.cli.up.hints import OF_OTHER_SERVERS
+from scheduler_svc.settings import SchedulerSettings
 
 
 @pytest.fixture
@@ -209,14 +213,29 @@ def test_a_table_that_there_is_not_is_told_once(
         ("--api-keys=k", "as --set scheduler.api_keys=k"),
         ("--api-key", "set GILIR_API_KEY"),
         ("m", "as --model m"),
+        ("--data-parallel-size 2", "here: --executors 2\n"),
+        ("--tensor-parallel-size=2", "here: a model must fit one GPU"),
+        ("--no-prefix-caching", "as --set scheduler.prefix_caching=false"),
+        ("--no-cuda-graphs", "as --set executor.cuda_graphs=false"),
+        (
+            "m --discipline fair --enforce-eager --kv lru",
+            "as --set scheduler.discipline=fair\nthere is no --enforce-eager",
+        ),
     ],
 )
 def test_an_argument_of_other_servers_is_answered_by_what_to_write(
     argument: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["up", argument])
+        main(["up", *argument.split()])
     assert told in capsys.readouterr().err
+
+
+def test_the_hints_name_settings_that_there_are() -> None:
+    told = " ".join(OF_OTHER_SERVERS.values())
+    for table, settings in (("scheduler", SchedulerSettings), ("executor", ExecutorSettings)):
+        names = re.findall(rf"{table}\.(\w+)", told)
+        assert names and set(names) <= set(settings.model_fields)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from scheduler_svc.cli.up.child import Child
 from scheduler_svc.cli.up.config import SCHEDULER, Mistakes, Overrides, UpConfig, load
 from scheduler_svc.cli.up.console import Console
 from scheduler_svc.cli.up.fleet import Failed, Fleet
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.cli.up.hints import hint
 from scheduler_svc.supervisor import PortTaken, listen
 
 DESCRIPTION = """Runs a scheduler and executors as processes of this machine, and starts again what dies. Ctrl-C or
@@ -32,8 +32,6 @@ HINTS = """try:   {gilir} chat --url {url}
        curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
          -d '{{"messages": [{{"role": "user", "content": "Tell me a story."}}], "max_tokens": 100}}'
 watch: {url}/dashboard"""
-
-LIMITS_OF_BOTH = ("max_num_seqs", "max_num_batched_tokens")
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -63,24 +61,11 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 def hints(url: str, asks_for_key: bool) -> str:
     """What to do with a service that is ready, as it can be pasted into a shell in this folder."""
-    gilir = "gilir" if shutil.which("gilir") else os.path.relpath(Path(sys.executable).with_name("gilir"))
+    beside = Path(sys.executable).with_name("gilir")
+    near = os.path.relpath(beside)
+    gilir = "gilir" if shutil.which("gilir") else str(beside) if near.startswith("..") else near
     key = ' -H "Authorization: Bearer $GILIR_API_KEY"' if asks_for_key else ""
     return HINTS.format(url=url, gilir=gilir, key=key)
-
-
-def hint(unknown: str) -> str:
-    """What to write instead of an argument that there is not: the settings of the services are given another way."""
-    if not unknown.startswith("--"):
-        return f"{unknown}: a model is given as --model {unknown}, a file of settings as --config {unknown}"
-    flag, _, value = unknown.partition("=")
-    name = flag.removeprefix("--").replace("-", "_")
-    if SchedulerSettings.is_secret(name):
-        return f"there is no {flag} here; others see command lines, so set GILIR_{name.upper()} instead"
-    if name in LIMITS_OF_BOTH:
-        sets = " ".join(f"--set {table}.{name}={value or 'VALUE'}" for table in ("scheduler", "executor"))
-        return f"there is no {flag} here; both services have it, and the lower counts: {sets}"
-    table = "scheduler" if name in SchedulerSettings.model_fields else "executor"
-    return f"there is no {flag} here; a setting of the {table} is given as --set {table}.{name}={value or 'VALUE'}"
 
 
 def main(arguments: list[str], prog: str) -> int:
@@ -88,7 +73,7 @@ def main(arguments: list[str], prog: str) -> int:
     made = parser(prog)
     options, others = made.parse_known_args(arguments)
     if others:
-        made.error(hint(others[0]))
+        made.error(hint(others))
     folder = Path(tempfile.mkdtemp(prefix="gilir-"))
     try:
         given = vars(options)
