@@ -22,8 +22,8 @@ HIGH_WATER_MARK = 64
 WHY_FAILED = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the scheduler does not know this executor's key",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "one of the two uses keys, the other does not",
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the scheduler has another key than this executor was given for it, or "
-    "does not speak ZeroMQ",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the scheduler has just ended, has another key than this executor was "
+    "given for it, or does not speak ZeroMQ",
 }
 """What a monitor's event of a failed handshake mostly means."""
 

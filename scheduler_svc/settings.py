@@ -144,7 +144,8 @@ class SchedulerSettings(ServiceSettings):
         """What hangs on API keys: who may listen without, and what holds with them."""
         if self.api_keys is None and self.api_key is None:
             if not (self.allow_no_api_keys or is_loopback(self.host)):
-                text = "opens the REST API to the network: give api-keys or api-key, or allow-no-api-keys"
+                text = "opens the REST API to the network: set GILIR_API_KEY, or GILIR_API_KEYS to a file of keys, or"
+                text = f"{text} GILIR_ALLOW_NO_API_KEYS=true"
                 raise ValueError(f"host {self.host} {text}")
         elif "isolate_tenants" not in self.model_fields_set:
             self.isolate_tenants = True

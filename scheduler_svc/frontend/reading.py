@@ -77,7 +77,7 @@ def check_tools(tooling: Tooling, model: ServedModel, settings: FrontendSettings
     if tooling.forced:
         return tool_call_format(settings.tool_call_parser, model.tool_template.source)
     if not model.tool_template.names_tools:
-        text = "tools: the model's chat template does not know tools; forced calls (tool_choice) need none"
+        text = "tools: the model's chat template does not know tools; set tool_choice to required or a function"
         raise invalid("tools", text, "unsupported_parameter")
     name = tool_call_format(settings.tool_call_parser, model.tool_template.source)
     if name is None:
