@@ -22,8 +22,9 @@ def test_a_folder_that_cannot_be_written_is_replaced_while_the_process_lives(tmp
     (tmp_path / "file").touch()
     script = (
         "import os; from pathlib import Path; from executor_svc.kernel_cache import prepare_kernel_cache\n"
+        "from executor_svc.__main__ import end\n"
         "prepare_kernel_cache()\n"
-        "folder = Path(os.environ['TRITON_CACHE_DIR']); (folder / 'kernel').mkdir(); print(folder)"
+        "folder = Path(os.environ['TRITON_CACHE_DIR']); (folder / 'kernel').mkdir(); print(folder); end(0)"
     )
     temporary = tmp_path / "temporary"
     temporary.mkdir()
