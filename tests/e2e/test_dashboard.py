@@ -229,7 +229,8 @@ def test_a_phone_shows_it_without_scrolling_sideways(start: Callable[..., Any], 
         stack.text([3, 4, 5], 30, request_id="phone")
         browser.wait("gilir.store.newest > 0")
         browser.page.wait_for_timeout(700)
-        assert browser.page.evaluate("document.documentElement.scrollWidth") == 360
+        longest = "document.querySelector('.blocks summary').textContent += ', one in 1234 is shown'"
+        assert browser.page.evaluate(f"({longest}, document.documentElement.scrollWidth)") == 360
         browser.page.keyboard.press("Tab")
         assert browser.page.evaluate("document.activeElement.id") == "pause"
         outline = browser.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
