@@ -17,7 +17,7 @@ from scheduler_svc.cli import main
 from scheduler_svc.cli.up.command import hints
 from scheduler_svc.cli.up.config import Mistakes, Overrides, dialled, load
 from scheduler_svc.cli.up.devices import spread
-from scheduler_svc.cli.up.hints import OF_OTHER_SERVERS
+from scheduler_svc.cli.up.hints import OF_EXECUTORS, OF_OTHER_SERVERS
 from scheduler_svc.settings import SchedulerSettings
 
 
@@ -209,7 +209,7 @@ def test_a_table_that_there_is_not_is_told_once(
     ("argument", "told"),
     [
         ("--max-num-seqs=8", "--set scheduler.max_num_seqs=8 --set executor.max_num_seqs=8"),
-        ("--max-model-len", "as --set executor.max_model_len=VALUE"),
+        ("--max-model-len", "; a setting of the executor is given as --set executor.max_model_len=VALUE"),
         ("--api-keys=k", "as --set scheduler.api_keys=k"),
         ("--api-key", "set GILIR_API_KEY"),
         ("m", "as --model m"),
@@ -236,6 +236,7 @@ def test_the_hints_name_settings_that_there_are() -> None:
     for table, settings in (("scheduler", SchedulerSettings), ("executor", ExecutorSettings)):
         names = re.findall(rf"{table}\.(\w+)", told)
         assert names and set(names) <= set(settings.model_fields)
+    assert set(OF_EXECUTORS) <= set(ExecutorSettings.model_fields)
 
 
 @pytest.mark.parametrize(

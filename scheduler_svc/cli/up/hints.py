@@ -6,6 +6,11 @@ from scheduler_svc.settings import SchedulerSettings
 
 LIMITS_OF_BOTH = ("max_num_seqs", "max_num_batched_tokens")
 ONE_GPU = "a model must fit one GPU; --executors N serves it whole on each of N"
+OF_EXECUTORS = (
+    *("max_model_len", "gpu_memory_utilization", "served_model_name", "dtype", "quantization", "block_size"),
+    *("kv_cache_dtype", "device"),
+)
+"""Flags of `vllm serve` that executors have, whose settings are not known here."""
 OF_OTHER_SERVERS = {
     "tensor_parallel_size": ONE_GPU,
     "pipeline_parallel_size": ONE_GPU,
@@ -55,4 +60,6 @@ def _instead(flag: str, value: str) -> str:
         name, value = positive, "false"
     if name in SchedulerSettings.model_fields:
         return f"; a setting of the scheduler is given as --set scheduler.{name}={value}"
+    if name in OF_EXECUTORS:
+        return f"; a setting of the executor is given as --set executor.{name}={value}"
     return f"; if `python -m executor_svc --help` has it, it is given as --set executor.{name}={value}"
