@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 import zmq
+
+_watches = count()
 
 
 @contextmanager
@@ -32,3 +35,18 @@ def give_up_the_dead(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
     socket.setsockopt(zmq.TCP_MAXRT, 30_000)
+
+
+def watch(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """A socket that becomes readable when one of these happens to a connection of `socket`, and tells of it. Close it
+    behind the end of the watch, `socket.monitor(None, 0)`.
+
+    Not pyzmq's `get_monitor_socket`, whose queue has an end: when it is full, libzmq's thread waits for room, for all
+    sockets of the context, and to end the watch then is to wait for ever.
+    """
+    address = f"inproc://events-{next(_watches)}"
+    with set_up(socket.context, zmq.PAIR) as reader:
+        reader.rcvhwm = 0
+        socket.monitor(address, events)
+        reader.connect(address)
+    return reader

@@ -20,6 +20,7 @@ import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from common.sockets import watch
 from common.waker import Waker
 from common.wire import (
     Alive,
@@ -158,7 +159,7 @@ class Link:
         self._unanswered.dialled()
         self._hello_due = 0.0
         self._dealer = self.options.dialing.open(self._context)
-        self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
+        self._monitor = watch(self._dealer, zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
         self._poller = zmq.Poller()
         for item in (self._dealer, self._monitor, self._waker):
             self._poller.register(item, zmq.POLLIN)
@@ -168,7 +169,7 @@ class Link:
         self._stop_heartbeat()
         if getattr(self, "_is_open", False):
             self._is_open = False
-            self._dealer.disable_monitor()
+            self._dealer.monitor(None, 0)
             self._monitor.close(linger=0)
             self._dealer.close()
 

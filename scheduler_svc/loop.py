@@ -170,7 +170,7 @@ class CoreLoop:
         self._end_frontends(timeout_s=1.0 if self._hurried else 5.0)
         if self._authenticator is not None:
             self._authenticator.stop()
-        self._executors.disable_monitor()
+        self._executors.monitor(None, 0)
         self._monitor.close(0)
         self._frontends.close()
         if self._desk is not None:
@@ -210,7 +210,7 @@ class CoreLoop:
         if self._waker.fileno() in ready:
             self._waker.clear()
         if self._monitor in ready:
-            self._monitor.recv_multipart()
+            self._drain_monitor()
             self._membership.connection_broken(now)
         if self._executors in ready:
             self._drain_executors(now)
@@ -245,6 +245,11 @@ class CoreLoop:
             self._next_check = now + CHECK_S
             self._num_checks += 1
             self._scheduler.check_invariants(self._num_checks)
+
+    def _drain_monitor(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(MAX_DRAIN):
+                self._monitor.recv_multipart(zmq.NOBLOCK)
 
     def _drain_executors(self, now: float) -> None:
         for _ in range(MAX_DRAIN):

@@ -11,7 +11,7 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from common.curve import warn_if_exposed
-from common.sockets import give_up_the_dead, set_up
+from common.sockets import give_up_the_dead, set_up, watch
 from common.wire import MAX_MESSAGE_BYTES
 from scheduler_svc.executor_keys import ExecutorKeys
 from scheduler_svc.settings import SchedulerSettings
@@ -80,4 +80,4 @@ def authenticator(context: zmq.Context[zmq.Socket[bytes]], settings: SchedulerSe
 
 def watch_disconnects(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     """A socket that becomes readable when a peer's connection breaks."""
-    return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    return watch(socket, zmq.EVENT_DISCONNECTED)
