@@ -108,11 +108,8 @@ class CoreLink:
 
     def _tick(self) -> None:
         """Each second: tell the core that this loop turns, give up on a core that has long been silent."""
-        now = self._loop.time()
-        # What this process, or its machine, stood still is no silence of the core.
-        self._last_heard = min(now, self._last_heard + max(0.0, now - self._tick_due))
-        self._tick_later()
         silence = self._silence_s()
+        self._tick_later()
         if self._greeted and silence >= self._lost_s:
             log.error("the core is lost", silent_s=round(silence, 1))
             self._greeted = False
@@ -131,7 +128,12 @@ class CoreLink:
         return self._greeted and self._silence_s() < self._timeout_s
 
     def _silence_s(self) -> float:
-        """Since when nothing came. What lies unread because this process was too busy to look at it has come."""
+        """Since when nothing came. What lies unread because this process was too busy to look at it has come; and what
+        it, or its machine, stood still is no silence of the core. A request may ask before the tick does.
+        """
+        now = self._loop.time()
+        self._last_heard = min(now, self._last_heard + max(0.0, now - self._tick_due))
+        self._tick_due = max(now, self._tick_due)
         if self._loop.time() - self._last_heard >= self._timeout_s:
             self._receive()
             self._call_turn()

@@ -225,6 +225,7 @@ def test_what_a_frontend_slept_through_is_no_silence_of_its_core(tmp_path: Path)
         for slept_s, silent_s, is_alive in ((1000.0, 4.0, True), (0.0, 31.0, False)):
             link._tick_due = time.monotonic() - slept_s
             link._last_heard -= slept_s + silent_s
+            assert link.alive is is_alive, "a request may come before the tick"
             link._timer.cancel()
             link._tick()
             assert link.alive is is_alive and link._greeted is is_alive
