@@ -111,7 +111,10 @@ class Scheduler:
     def abort(self, owner: int, streams: Iterable[int], now: float, *, stopped: bool = False) -> None:
         """Drop these streams. Unknown and ended ones are passed over. `stopped`: their answers are whole."""
         reason = EndReason.STOP_STRING if stopped else EndReason.ABORTED
-        for sequence in filter(None, [self.live.get((owner, stream)) for stream in streams]):
+        for stream in streams:
+            sequence = self.live.get((owner, stream))
+            if sequence is None:
+                continue
             if stopped and sequence.first_token_at >= 0:
                 self._observe_answer(sequence, now)
                 self._note_drain(1, now)

@@ -47,9 +47,10 @@ def test_aborts_are_idempotent_and_late_tokens_are_dropped() -> None:
     lane = world.attach()
     (leaver,), (stayer,) = world.submit(6, 20, ignore_eos=True), world.submit(7, 20, ignore_eos=True)
     world.turn()
-    world.abort(leaver)
-    world.abort(leaver)
-    world.scheduler.abort(0, [12345], world.now)
+    (waiting,) = world.submit(8, 20)
+    waiting.aborted = leaver.aborted = True
+    for _ in range(2):
+        world.scheduler.abort(0, [leaver.number, waiting.number, 12345, leaver.number, waiting.number], world.now)
     world.deliver(lane)
     assert leaver.tokens == [] and len(stayer.tokens) == 1
     world.run()
