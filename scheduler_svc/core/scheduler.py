@@ -209,8 +209,8 @@ class Scheduler:
         """Close a lane, which is lost where there is a `reason`. Its sequences wait again with their tokens; `guilty`
         slots end with an error.
 
-        Who was in a lost iteration gets a strike. From the second on they are suspects, of whom the planner runs one at
-        a time on a lane: the harmless ones clear themselves with their next token, the guilty one ends alone.
+        Who was in a lost iteration gets a strike. From the second on they are suspects, each of whom the planner runs
+        beside nobody who has one: the harmless ones clear themselves with their next token, the guilty one ends alone.
         """
         del self.lanes[lane.epoch]
         self.counters.lanes_lost += bool(reason)

@@ -26,11 +26,11 @@ class Seating:
         self._gate = Gate(lane, queue.lengths)
 
     def is_barred(self, sequence: Sequence) -> bool:
-        """Whether this lane must not take a sequence now: it is too large for it, or a suspect beside another."""
+        """Whether this lane must not take a sequence now: it is too large, or one could be blamed for another."""
         lane = self._lane
         if not lane.could_hold(sequence):
             return True
-        return sequence.is_suspect and any(other.is_suspect for other in lane.running())
+        return sequence.is_struck and any(sequence.must_not_run_beside(other) for other in lane.running())
 
     def is_left_to_a_peer(self, sequence: Sequence) -> bool:
         """Whether another lane is the better place for it, and takes it soon."""

@@ -134,9 +134,18 @@ class Sequence:
         return self.num_tokens - self.prompt_length
 
     @property
+    def is_struck(self) -> bool:
+        """Whether it was in a lost iteration and has had no new token since."""
+        return self.strikes > 0 and self.num_tokens == self.struck_at
+
+    @property
     def is_suspect(self) -> bool:
         """Whether it may be what breaks executors: it was in two lost iterations and has had no new token since."""
-        return self.strikes >= 2 and self.num_tokens == self.struck_at
+        return self.strikes >= 2 and self.is_struck
+
+    def must_not_run_beside(self, other: Sequence) -> bool:
+        """Whether the one could be blamed for what the other does: one is a suspect, the other struck at least once."""
+        return (self.is_suspect and other.is_struck) or (self.is_struck and other.is_suspect)
 
     def strike(self) -> None:
         """Note that an iteration with it was lost. Only a new token shows that it is harmless."""

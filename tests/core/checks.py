@@ -114,7 +114,7 @@ def _is_excused(world: World, lane: Lane, sequence: Sequence) -> bool:
     """Whether a lane may pass over a sequence by policy."""
     if sequence.max_length - 1 > lane.limits.num_blocks * lane.block_size:
         return True
-    if sequence.is_suspect and any(other.is_suspect for other in lane.running()):
+    if any(sequence.must_not_run_beside(other) for other in lane.running()):
         return True
     if world.scheduler.why(sequence) is not WaitReason.POLICY:
         return False

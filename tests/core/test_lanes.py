@@ -245,6 +245,26 @@ def test_poison_is_found_and_nobody_else_ends() -> None:
     world = World(max_strikes=4)
     streams = [*long_answers_later(world), *world.submit(9, 12, n=3, ignore_eos=True)]
     poison = streams[2]
+    assert run_with_poison(world, poison) == 4
+    assert whole(*[stream for stream in streams if stream is not poison])
+    world.check_idle()
+
+
+def test_who_was_unlucky_twice_is_not_blamed_for_the_poison_that_comes_then() -> None:
+    world = World(max_strikes=4)
+    (unlucky,) = long_answers_later(world, 1)
+    for _ in range(2):
+        world.turn()
+        world.lose(world.lanes[0], reason="it died")
+        world.attach()
+    (poison,) = world.submit(9, 12, ignore_eos=True)
+    assert run_with_poison(world, poison) == 4
+    assert whole(unlucky)
+    world.check_idle()
+
+
+def run_with_poison(world: World, poison: Stream) -> int:
+    """Until nothing is left to do but the poison's error. Returns how many executors it cost."""
     lost = 0
     for _ in range(400):
         if not world.lanes:
@@ -258,14 +278,13 @@ def test_poison_is_found_and_nobody_else_ends() -> None:
         else:
             world.deliver(lane)
         world.check()
-    assert reason(poison) is EndReason.FAILED and lost == 4
-    assert whole(*[stream for stream in streams if stream is not poison])
-    world.check_idle()
+    assert reason(poison) is EndReason.FAILED
+    return lost
 
 
-def long_answers_later(world: World) -> list[Stream]:
+def long_answers_later(world: World, count: int = 4) -> list[Stream]:
     world.attach()
-    return long_answers(world, 4)
+    return long_answers(world, count)
 
 
 def test_an_executor_that_dies_now_and_then_costs_nobody_the_answer() -> None:
