@@ -256,6 +256,7 @@ def test_the_hints_name_settings_that_there_are() -> None:
         ('[[up.executor]]\nname = "../../x"\n', ["[[up.executor]] name: must be 1 to 100"]),
         ('[[up.executor]]\nname = ""\n', ["[[up.executor]] name: must be 1 to 100"]),
         ("[[up.executor]]\nmodel = [1]\n", ["[[up.executor]] model: must be one value (got [1])"]),
+        ('[[up.executor]]\nmodel = "a\\u0000"\n', ["[[up.executor]] model: must be one value (got 'a\\x00')"]),
         ("up = 3\n", ["up must be a table"]),
         ("[up\n", ["Expected ']'"]),
     ],

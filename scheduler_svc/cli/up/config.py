@@ -180,7 +180,7 @@ def _last(flag: str, flags: list[str]) -> str:
 
 
 def _is_one(value: Any) -> bool:
-    return isinstance(value, (str, int, float, bool))
+    return "\0" not in value if isinstance(value, str) else isinstance(value, (int, float, bool))
 
 
 def _flag(field: str, value: Any) -> list[str]:
