@@ -95,12 +95,14 @@ def test_whatever_becomes_of_a_hand_over_the_answers_are_the_same(start: Callabl
         undisturbed = list(pool.map(lambda prompt: stack.text(prompt, 150), prompts))
         answers = [pool.submit(lambda p: joined(stack.stream(p, 150)), prompt) for prompt in prompts]
         stack.until(lambda: stack.metric("vllm:num_requests_running") == 4, "all to run")
+        leaving.hold()  # none must end before the other one is there
         taking = fake(stack, "taking")
         stack.until(lambda: stack.metric("gilir_lanes") == 2, "the other executor")
         if how != "whole":
             assert leaving.link.exchange is not None
             leaving.link.exchange._lending.find = lambda _request: None  # type: ignore[method-assign]
         leaving.link.request_stop("going")
+        leaving.release()
         if how == "the source dies":
             taking.wait_attached()
             stack.until(lambda: not leaving.is_running or taking.link.exchange._current, "a hand-over to begin")
