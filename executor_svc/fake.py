@@ -184,12 +184,12 @@ class FakeExecutor:
         """Let `count` plans through (None: all, from now on)."""
         self.runner.release(count)
 
-    def wait_plans(self, count: int, timeout_s: float = 10.0) -> list[Plan]:
+    def wait_plans(self, count: int, timeout_s: float = 60.0) -> list[Plan]:
         """Wait until `count` plans have come in all (those held included). Raises TimeoutError."""
         self.runner.wait_plans(count, timeout_s)
         return self.plans
 
-    def wait_attached(self, count: int = 1, timeout_s: float = 10.0) -> int:
+    def wait_attached(self, count: int = 1, timeout_s: float = 60.0) -> int:
         """Wait until it was welcomed `count` times; returns the epoch. Raises TimeoutError."""
         with self.link.changed:
             if not self.link.changed.wait_for(lambda: len(self.epochs) >= count, timeout_s):

@@ -93,9 +93,12 @@ def test_whatever_becomes_of_a_hand_over_the_answers_are_the_same(start: Callabl
     prompts = [[(7 * i + j * j) % 900 + 5 for j in range(70)] for i in range(4)]
     with ThreadPoolExecutor(4) as pool:
         undisturbed = list(pool.map(lambda prompt: stack.text(prompt, 150), prompts))
+        leaving.hold()
         answers = [pool.submit(lambda p: joined(stack.stream(p, 150)), prompt) for prompt in prompts]
-        stack.until(lambda: stack.metric("vllm:num_requests_running") == 4, "all to run")
-        leaving.hold()  # none must end before the other one is there
+        stack.until(lambda: stack.metric("gilir_live_sequences") == 4, "all to be there")
+        begun = leaving.runner.num_plans
+        leaving.release(20)
+        leaving.wait_plans(begun + 20)  # all are in mid-answer, until the other one is there
         taking = fake(stack, "taking")
         stack.until(lambda: stack.metric("gilir_lanes") == 2, "the other executor")
         if how != "whole":
