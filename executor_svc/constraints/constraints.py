@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from common.wire import FinishCode, ModelCard, Plan, SamplingParams
 from executor_svc.batch import BatchState
 from executor_svc.constraints.grammars import Grammars, yield_to_the_model
-from executor_svc.constraints.row import Row, Step, Words, words_of
+from executor_svc.constraints.row import Row, Step, Vocabulary, Words, words_of
 
 Int64s = NDArray[np.int64]
 
@@ -40,7 +40,7 @@ class Constraints:
     def __init__(self, state: BatchState, card: ModelCard) -> None:
         self._state, self._grammars = state, Grammars(card)
         self._pool = ThreadPoolExecutor(2, "constraint", initializer=yield_to_the_model)
-        self._eos = words_of(state.eos_ids, state.vocab_size)
+        self._vocabulary = Vocabulary(state.vocab_size, state.eos_ids)
         self._rows: dict[int, Row] = {}
         """By slot."""
 
@@ -57,9 +57,8 @@ class Constraints:
             constraint = new.params.constraint
             if constraint.bounds:
                 grammar = self._grammars.get(constraint) if constraint.language else None
-                vocab_size = self._state.vocab_size
-                ends, eos = self._ends(new.params), self._eos
-                self._rows[new.slot] = Row(constraint, grammar, ends, eos, vocab_size, self._pool)
+                ends = self._ends(new.params)
+                self._rows[new.slot] = Row(constraint, grammar, ends, self._vocabulary, self._pool)
 
     def unbound(self, slots: Int64s, rows: Int64s) -> Int64s:
         """Of these rows, whose slots `slots` tells, those that are not bound."""

@@ -32,6 +32,17 @@ class Step(Enum):
     """No token can follow."""
 
 
+class Vocabulary:
+    """Sets of tokens that are the same for every row, as bits. Nobody writes to them."""
+
+    def __init__(self, size: int, eos_ids: NDArray[np.integer]) -> None:
+        """`size`: token ids are below it."""
+        self.size = size
+        self.all = words_of(np.arange(size), size)
+        self.not_eos = self.all & ~words_of(eos_ids, size)
+        """What may come within reasoning, which EOS does not end."""
+
+
 class Row:
     """Follows the tokens that its sequence has generated. What takes long is done in `pool`, a little at a time."""
 
@@ -40,20 +51,16 @@ class Row:
         constraint: Constraint,
         grammar: Future[CompiledGrammar] | None,
         ends: Words,
-        eos: Words,
-        vocab_size: int,
+        vocabulary: Vocabulary,
         pool: Executor,
     ) -> None:
-        """As bits: `ends`, the tokens that may not come before the sequence has its `min_tokens`; `eos`, those of the
-        model, which end no reasoning.
-        """
+        """ends: the tokens that may not come before the sequence has its `min_tokens`, as bits."""
         self._grammar, self._ends, self._pool = grammar, ends, pool
-        self._fixed = words_of(constraint.allowed_ids, vocab_size) if len(constraint.allowed_ids) else None
-        self._all = words_of(np.arange(vocab_size), vocab_size)
-        self._reasoning, self._thinking = Reasoning(constraint), self._all & ~eos
+        self._fixed = words_of(constraint.allowed_ids, vocabulary.size) if len(constraint.allowed_ids) else None
+        self._reasoning, self._thinking = Reasoning(constraint), vocabulary.not_eos
         self._bad = np.split(constraint.bad_ids, np.cumsum(constraint.bad_widths.astype(np.int64))[:-1])
         self._matcher: Matcher | None = None
-        self._followed, self._allowed, self._known_at = 0, self._all, -1
+        self._followed, self._allowed, self._known_at = 0, vocabulary.all, -1
         """Tokens that the matcher has gone by; what it allows next, once `_known_at` tokens are generated."""
         self._slow = self._dead = False
         self._job: Future[None] | None = None
